@@ -1,0 +1,103 @@
+"""Contracts as data: canonical JSON, strict loading, digests.
+
+A contract is a frozen dataclass whose fields decide bits. Two people who hold
+equal contracts must be able to prove it by comparing one short string, so the
+JSON form is canonical (UTF-8, sorted keys, no spaces, no floats that JSON
+cannot carry) and the digest is SHA-256 over it. The field `name` is a label
+for people and takes no part in the digest.
+
+Layer: contracts. Imports nothing from this project.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def canonical_json(value: Any) -> str:
+  """Returns the one JSON text of a value.
+
+  Raises:
+    ValueError: the value holds a NaN or an infinity, which JSON cannot carry.
+  """
+  return json.dumps(
+      value,
+      sort_keys=True,
+      separators=(",", ":"),
+      ensure_ascii=False,
+      allow_nan=False,
+  )
+
+
+def sha256(text: str) -> str:
+  """Returns the SHA-256 of a text's UTF-8 bytes, in lower-case hex."""
+  return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def to_dict(contract: Any) -> dict[str, Any]:
+  """Returns a contract's fields as JSON values; nested contracts as objects."""
+  return json.loads(canonical_json(dataclasses.asdict(contract)))
+
+
+def digest(contract: Any) -> str:
+  """Returns the SHA-256 of a contract's canonical JSON, without its names."""
+  return sha256(canonical_json(_without_names(to_dict(contract))))
+
+
+def from_dict(cls: type[T], values: Any) -> T:
+  """Builds a contract from JSON values, refusing what it does not know.
+
+  Every field must be present: a default that changes between versions would
+  change bits without a word. Nested contracts are built from their own
+  dataclass, lists become tuples.
+
+  Raises:
+    ValueError: a field is unknown or missing, or a value breaks the contract's
+      own rules.
+  """
+  if not isinstance(values, dict):
+    raise ValueError(
+        f"{cls.__name__} is read from an object, not from"
+        f" {type(values).__name__}."
+    )
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  unknown = sorted(set(values) - set(fields))
+  missing = sorted(set(fields) - set(values))
+  if unknown or missing:
+    raise ValueError(
+        f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}."
+    )
+  return cls(**{
+      name: _value(fields[name].type, value) for name, value in values.items()
+  })
+
+
+def check_choice(owner: str, field: str, value: Any, choices: tuple) -> None:
+  """Raises ValueError unless the value is one of the choices."""
+  if value not in choices:
+    raise ValueError(
+        f"{owner}: {field}={value!r} is not one of {', '.join(map(str, choices))}."
+    )
+
+
+def _value(kind: Any, value: Any) -> Any:
+  if dataclasses.is_dataclass(kind):
+    return from_dict(kind, value)
+  return _tuples(value)
+
+
+def _tuples(value: Any) -> Any:
+  if isinstance(value, list):
+    return tuple(_tuples(item) for item in value)
+  return value
+
+
+def _without_names(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {k: _without_names(v) for k, v in value.items() if k != "name"}
+  if isinstance(value, list):
+    return [_without_names(item) for item in value]
+  return value

@@ -1,0 +1,98 @@
+"""The operations a decoder needs, as one protocol.
+
+A module never calls `jnp` for arithmetic: it calls the set of operations it
+was given. So one decoder runs in native, portable or contract arithmetic, and
+a kernel takes the place of an operation without a change to any module. Each
+method is *one* operation of the model's graph with *one* rounding, to the
+dtype of its first operand unless a dtype is named.
+
+Layer: contracts. Imports contracts.
+"""
+
+from typing import Any, Protocol
+
+from moejax.contracts import combine
+
+Array = Any
+
+
+class Operations(Protocol):
+  """The operation set. `site` names a reduction (`reduction.SITES`)."""
+
+  def cast(self, x: Array, dtype: str) -> Array:
+    """Rounds x to dtype, to nearest even."""
+
+  def add(self, x: Array, y: Array) -> Array:
+    """x + y."""
+
+  def add_scalar(self, x: Array, c: float) -> Array:
+    """x + c, where c is not rounded first."""
+
+  def multiply(self, x: Array, y: Array) -> Array:
+    """x * y."""
+
+  def scale(self, x: Array, c: float) -> Array:
+    """x * c, where c is not rounded first."""
+
+  def divide(self, x: Array, y: Array) -> Array:
+    """x / y."""
+
+  def power(self, base: float, x: Array) -> Array:
+    """base ** x."""
+
+  def rsqrt(self, x: Array) -> Array:
+    """1 / sqrt(x)."""
+
+  def cos(self, x: Array) -> Array:
+    """cos(x), x in radians."""
+
+  def sin(self, x: Array) -> Array:
+    """sin(x), x in radians."""
+
+  def silu(self, x: Array) -> Array:
+    """x / (1 + exp(-x))."""
+
+  def mean(self, x: Array, site: str) -> Array:
+    """Mean over the last axis, which is kept with length one."""
+
+  def sum(self, x: Array, site: str) -> Array:
+    """Sum over the last axis, which is kept with length one."""
+
+  def softmax(self, x: Array, site: str) -> Array:
+    """exp(x - max) / sum(exp(x - max)) over the last axis."""
+
+  def linear(self, x: Array, weight: Array, site: str) -> Array:
+    """[..., k] times [n, k] transposed: [..., n]."""
+
+  def matmul(self, a: Array, b: Array, site: str) -> Array:
+    """[..., m, k] times [..., k, n]: [..., m, n]."""
+
+  def expert_linear(
+      self, rows: Array, weight: Array, expert_of_row: Array, site: str
+  ) -> Array:
+    """rows [route, k] times weight[expert_of_row] [n, k]: [route, n].
+
+    A row whose expert id is num_experts belongs to no expert and becomes zero.
+    """
+
+  def gate_terms(
+      self,
+      expert_out: Array,
+      gate: Array,
+      contract: combine.CombineContract,
+  ) -> Array:
+    """R_operand(R_FP32(R_gate(gate) * expert_out)): [token, slot, embed]."""
+
+  def combine(
+      self,
+      terms: Array,
+      expert_ids: Array,
+      contract: combine.CombineContract,
+      layer: int,
+  ) -> Array:
+    """Adds the terms [token, slot, embed] into [token, embed].
+
+    The terms come from `gate_terms`; what is left of the contract is the
+    order, the accumulator and the output rounding. `expert_ids` [token, slot]
+    fixes the order where the contract adds by expert.
+    """

@@ -1,0 +1,111 @@
+"""The gated MLPs: one dense, many routed.
+
+Layer: modules. Contract: contracts/combine.py.
+"""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from moejax.contracts import combine
+from moejax.contracts import ops as ops_lib
+from moejax.modules import tap as tap_lib
+from moejax.numerics import router as router_lib
+
+
+class DenseMLP(nnx.Module):
+  """down(R(silu(gate(x)) * up(x))) on [..., embed]."""
+
+  def __init__(self, params: dict, operations: ops_lib.Operations):
+    self.gate_proj = nnx.Param(params["gate_proj"])
+    self.up_proj = nnx.Param(params["up_proj"])
+    self.down_proj = nnx.Param(params["down_proj"])
+    self.ops = operations
+
+  def __call__(
+      self, x: jax.Array, tap: tap_lib.Tap = tap_lib.SILENT
+  ) -> jax.Array:
+    ops = self.ops
+    gate = ops.linear(x, self.gate_proj[...], "projection")
+    gate = tap("silu", ops.silu(tap("gate_proj", gate)))
+    up = tap("up_proj", ops.linear(x, self.up_proj[...], "projection"))
+    product = tap("activation", ops.multiply(gate, up))
+    return tap(
+        "down_proj", ops.linear(product, self.down_proj[...], "projection")
+    )
+
+
+class Experts(nnx.Module):
+  """The routed MLPs of a layer, and the combine of their outputs.
+
+  For every token and slot: gate_up = R(W13 x); R(R(silu(gate)) * up);
+  R(W2 ...); then the terms and their sum as the combine contract says. The
+  fused weight holds the gate rows and then the up rows.
+  """
+
+  def __init__(
+      self,
+      params: dict,
+      contract: combine.CombineContract,
+      layer: int,
+      operations: ops_lib.Operations,
+  ):
+    if contract.contraction != "mul_add":
+      raise NotImplementedError(
+          f"contraction={contract.contraction!r}: the decoder rounds its"
+          " terms before it adds them."
+      )
+    self.gate_up = nnx.Param(params["gate_up"])
+    self.down = nnx.Param(params["down"])
+    self.contract = contract
+    self.layer = layer
+    self.ops = operations
+
+  def __call__(
+      self,
+      x: jax.Array,
+      route: router_lib.Route,
+      tap: tap_lib.Tap = tap_lib.SILENT,
+  ) -> jax.Array:
+    """Runs [token, embed] through the route's experts: [token, embed].
+
+    Raises:
+      ValueError: the gate multiplies the input and a token has several slots.
+    """
+    ops, contract = self.ops, self.contract
+    tokens, top_k = route.ids.shape
+    site = contract.gate_site
+    if site == "input" and top_k != 1:
+      raise ValueError(f"gate_site='input' needs top_k=1, not {top_k}.")
+    expert_of_row = route.ids.reshape(-1)
+
+    def by_slot(name, rows):
+      return tap(name, rows.reshape(tokens, top_k, -1)).reshape(
+          tokens * top_k, -1
+      )
+
+    def gated(rows):
+      gate = ops.cast(route.gates, contract.gate_dtype).reshape(-1, 1)
+      wide = ops.multiply(
+          ops.cast(rows, "float32"), ops.cast(gate, "float32")
+      )
+      return ops.cast(wide, rows.dtype.name)
+
+    # Dispatch: one row a route, in slot order.
+    rows = jnp.repeat(x, top_k, axis=0)
+    if site == "input":
+      rows = by_slot("gated_input", gated(rows))
+    both = ops.expert_linear(
+        rows, self.gate_up[...], expert_of_row, "expert_gemm"
+    )
+    gate, up = jnp.split(by_slot("gate_up", both), 2, axis=-1)
+    product = ops.multiply(by_slot("silu", ops.silu(gate)), up)
+    product = by_slot("activation", product)
+    if site == "before_down":
+      product = by_slot("gated_activation", gated(product))
+    out = ops.expert_linear(
+        product, self.down[...], expert_of_row, "expert_gemm"
+    )
+    out = by_slot("down", out).reshape(tokens, top_k, -1)
+    terms = tap("terms", ops.gate_terms(out, route.gates, contract))
+    return tap("combine", ops.combine(terms, route.ids, contract, self.layer))

@@ -1,0 +1,56 @@
+"""A sparse layer: route, dispatch, experts, combine.
+
+Layer: modules.
+"""
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from moejax.contracts import decoder as decoder_contract
+from moejax.contracts import ops as ops_lib
+from moejax.modules import experts
+from moejax.modules import router
+from moejax.modules import tap as tap_lib
+
+
+class MoE(nnx.Module):
+  """Sends each token through the experts of its route."""
+
+  def __init__(
+      self,
+      params: dict,
+      contract: decoder_contract.DecoderContract,
+      layer: int,
+      operations: ops_lib.Operations,
+  ):
+    self.router = router.Router(params["router"], contract.router, operations)
+    self.experts = experts.Experts(params, contract.combine, layer, operations)
+    self.num_experts = params["router"].shape[0]
+
+  def __call__(
+      self,
+      x: jax.Array,
+      valid: jax.Array,
+      tap: tap_lib.Tap = tap_lib.SILENT,
+  ) -> jax.Array:
+    """[batch, token, embed] to the same shape.
+
+    Args:
+      x: The layer's normalised input.
+      valid: [batch, token] bool. Padding is routed to no expert: its ids are
+        num_experts, which is how it stays out of expert loads.
+      tap: Sees every step.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    route = self.router(flat, tap.within("router"))
+    ids = jnp.where(valid.reshape(-1, 1), route.ids, self.num_experts)
+    out = self.experts(flat, route._replace(ids=ids), tap.within("experts"))
+    return out.reshape(x.shape)
+
+
+def expert_loads(ids: jax.Array, num_experts: int) -> jax.Array:
+  """Counts the routes of each expert: [num_experts] int32; padding is none."""
+  return jnp.bincount(ids.reshape(-1), length=num_experts + 1)[:-1].astype(
+      jnp.int32
+  )

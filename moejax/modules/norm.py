@@ -1,0 +1,40 @@
+"""Root-mean-square norm with every rounding of the graph visible.
+
+Layer: modules.
+"""
+
+from flax import nnx
+import jax
+
+from moejax.contracts import ops as ops_lib
+from moejax.modules import tap as tap_lib
+
+
+class RMSNorm(nnx.Module):
+  """y = weight * R(x / sqrt(mean(x^2) + epsilon)), over the last axis.
+
+  In float32: square, mean, + epsilon, reciprocal root, product; then rounded
+  to the input's dtype and multiplied by the weight.
+  """
+
+  def __init__(
+      self, weight: jax.Array, epsilon: float, operations: ops_lib.Operations
+  ):
+    self.weight = nnx.Param(weight)
+    self.epsilon = epsilon
+    self.ops = operations
+
+  def __call__(
+      self, x: jax.Array, tap: tap_lib.Tap = tap_lib.SILENT
+  ) -> jax.Array:
+    """Normalises [..., embed]; one rounding a line."""
+    ops = self.ops
+    wide = ops.cast(x, "float32")
+    square = tap("square", ops.multiply(wide, wide))
+    mean = tap("mean", ops.mean(square, "norm_mean"))
+    shifted = tap("plus_epsilon", ops.add_scalar(mean, self.epsilon))
+    root = tap("rsqrt", ops.rsqrt(shifted))
+    normal = tap("normalized", ops.multiply(wide, root))
+    if x.dtype != wide.dtype:
+      normal = tap("rounded", ops.cast(normal, x.dtype.name))
+    return tap("output", ops.multiply(self.weight[...], normal))

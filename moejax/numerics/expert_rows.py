@@ -1,0 +1,65 @@
+"""Rows of a routed batch, expert by expert.
+
+A routed linear layer multiplies each row by the weight of its own expert. This
+file does the bookkeeping for arithmetics that run op by op: gather the rows of
+one expert, apply a dense operation, put the results back. No arithmetic.
+
+Layer: numerics.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def per_expert(
+    linear: Callable[[jax.Array, jax.Array], jax.Array],
+    rows: jax.Array,
+    weight: jax.Array,
+    expert_of_row: jax.Array,
+) -> jax.Array:
+  """Applies `linear(rows of e, weight[e])` for every expert e that has rows.
+
+  The row count is padded with row 0 up to a power of two, so that a run
+  compiles a handful of shapes; the results of the padding are dropped.
+
+  Args:
+    linear: (x [r, k], w [n, k]) -> [r, n]; each row depends on its own only.
+    rows: [route, k].
+    weight: [expert, n, k].
+    expert_of_row: [route] ints; the value num_experts marks a row without one.
+
+  Returns:
+    [route, n]; rows without an expert are zero.
+  """
+  ids = np.asarray(expert_of_row)
+  pieces, places = [], []
+  for expert in np.unique(ids[ids < weight.shape[0]]).tolist():
+    members = np.flatnonzero(ids == expert)
+    padded = np.zeros(1 << (len(members) - 1).bit_length(), np.int32)
+    padded[: len(members)] = members
+    out = linear(take_rows(rows, jnp.asarray(padded)), weight[expert])
+    pieces.append(out[: len(members)])
+    places.append(members)
+  if not pieces:
+    return jnp.zeros((rows.shape[0], weight.shape[1]), rows.dtype)
+  stacked = jnp.concatenate(pieces)
+  source = np.full(len(ids), len(stacked), np.int32)
+  source[np.concatenate(places)] = np.arange(len(stacked))
+  zero = jnp.zeros((1, stacked.shape[1]), stacked.dtype)
+  return take_rows(jnp.concatenate([stacked, zero]), jnp.asarray(source))
+
+
+def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
+  """x[index] along the first axis, moved as integers.
+
+  Moving 16-bit floats about, XLA on a CPU may go through float32 and flush
+  subnormals (seen with JAX 0.11.2); integers are left alone. The index must
+  lie inside.
+  """
+  uint = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+  bits = jax.lax.bitcast_convert_type(x, uint)
+  moved = jnp.take(bits, index, axis=0, mode="clip")
+  return jax.lax.bitcast_convert_type(moved, x.dtype)

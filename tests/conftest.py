@@ -1,0 +1,23 @@
+"""What every test runs under.
+
+float64 is on (portable arithmetic needs it), so every array states its dtype;
+mixing dtypes by accident raises. Property tests are repeatable.
+"""
+
+import os
+
+import hypothesis as hp
+import jax
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+hp.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+)
+hp.settings.load_profile("repeatable")
