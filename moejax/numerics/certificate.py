@@ -20,6 +20,7 @@ class Certificate:
     self._elements = collections.Counter()
     self._uncertain = collections.Counter()
     self._recomputed = collections.Counter()
+    self.ties = 0
 
   def note(self, operation: str, elements: int, uncertain: int = 0) -> None:
     """Adds the elements of one call, and how many of them were uncertain."""
@@ -30,6 +31,10 @@ class Certificate:
   def note_recomputed(self, operation: str, count: int) -> None:
     """Adds elements that were computed exactly."""
     self._recomputed[operation] += count
+
+  def note_ties(self, count: int) -> None:
+    """Adds selections in which equal values left a choice to the tie rule."""
+    self.ties += count
 
   @property
   def elements(self) -> int:
@@ -58,6 +63,7 @@ class Certificate:
         "elements": self.elements,
         "uncertain": self.uncertain,
         "unresolved": self.unresolved,
+        "ties": self.ties,
         "operations": {
             name: {
                 "elements": self._elements[name],

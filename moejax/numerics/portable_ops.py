@@ -256,10 +256,10 @@ class PortableOperations:
     if not count:
       return out
     wide = [np.asarray(x).astype(np.float64) for x in operands]
-    settled = np.array(out)
-    for index in map(tuple, np.argwhere(np.asarray(mask)).tolist()):
-      value = np.float64(element(wide, index))
-      settled[index] = rounding.round_oracle(value, dtype)
+    settled, mask = np.array(out), np.asarray(mask)
+    places = map(tuple, np.argwhere(mask).tolist())
+    exact_values = np.array([element(wide, i) for i in places], np.float64)
+    settled[mask] = rounding.round_oracle(exact_values, dtype)
     self.certificate.note_recomputed(name, count)
     return jnp.asarray(settled)
 

@@ -242,11 +242,12 @@ class PortableOracle:
     y = np.asarray(y, np.float64)
     out = np.array(rounding.round_oracle(y, dtype))
     uncertain = is_uncertain(y, bound * UNIT, dtype)
-    where = np.argwhere(uncertain)
-    self.certificate.note(name, y.size, len(where))
-    for index in map(tuple, where.tolist()):
-      out[index] = rounding.round_oracle(np.float64(element(index)), dtype)
-    self.certificate.note_recomputed(name, len(where))
+    places = list(map(tuple, np.argwhere(uncertain).tolist()))
+    self.certificate.note(name, y.size, len(places))
+    if places:
+      exact_values = np.array([element(i) for i in places], np.float64)
+      out[uncertain] = rounding.round_oracle(exact_values, dtype)
+      self.certificate.note_recomputed(name, len(places))
     return out
 
 
