@@ -194,7 +194,9 @@ def _check_fields(fields: dict[str, Any]) -> None:
 def _translate(fields: dict[str, Any]) -> config_lib.DecoderConfig:
   """Builds the config from fields that have all been looked at."""
   sizes = {ours: json_file.integer(fields, key) for ours, key in _SIZES.items()}
-  num_experts = _either(fields, "num_experts", "num_local_experts", json_file.integer)
+  num_experts = _either(
+      fields, "num_experts", "num_local_experts", json_file.integer
+  )
   if fields.get("head_dim") is None:
     fields = {
         **fields,

@@ -9,6 +9,7 @@ Layer: torch_bridge.
 
 from collections.abc import Mapping
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -49,8 +50,11 @@ def integer(fields: Mapping[str, Any], name: str, *default: int) -> int:
 
 
 def number(fields: Mapping[str, Any], name: str, *default: float) -> float:
-  """Returns a number as a float."""
-  return float(_field(fields, name, default, (int, float), "a number"))
+  """Returns a number as a finite float."""
+  value = _field(fields, name, default, (int, float), "a number")
+  if not math.isfinite(value):
+    raise ValueError(f"{name}={value} is not finite.")
+  return float(value)
 
 
 def boolean(fields: Mapping[str, Any], name: str, *default: bool) -> bool:

@@ -50,6 +50,7 @@ class PortableMode(_python_dispatch.TorchDispatchMode):
     if name in aten_names.SELECTIONS and computes:
       return _SELECTIONS[name](self.oracle, args, kwargs)
     if name in aten_names.EXACT or not computes:
+      _refuse_accumulation(name, args, kwargs)
       return func(*args, **kwargs)
     handler = _HANDLERS.get(name) or _HANDLERS.get(name.removesuffix("_"))
     if handler is None:
@@ -63,6 +64,13 @@ class PortableMode(_python_dispatch.TorchDispatchMode):
     if aten_names.is_in_place(func):
       return args[0].copy_(result)
     return result
+
+
+def _refuse_accumulation(name: str, args, kwargs) -> None:
+  """An `index_put` may add instead of write; that is no movement of values."""
+  if name.startswith("index_put"):
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    _refuse_unless(not accumulate, f"{name} with accumulate")
 
 
 def _computes(name: str, args, kwargs) -> bool:

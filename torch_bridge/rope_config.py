@@ -53,7 +53,8 @@ def from_hf(
       name a kind, a key or a value that our rotary embedding does not compute.
   """
   rope = _parameters(fields)
-  kind = _agreed("rope_type", rope, "type", rope) or "default"
+  kind = _agreed("rope_type", rope, "type", rope)
+  kind = "default" if kind is None else kind
   if kind not in _OF_KIND:
     raise ValueError(
         f"rope_type={kind!r} is not supported; supported:"
@@ -69,8 +70,8 @@ def from_hf(
     if part not in (None, 1):
       raise ValueError(f"partial_rotary_factor={part!r}; supported: 1.0.")
   theta = _agreed("rope_theta", rope, "rope_theta", fields)
-  theta = json_file.number({"rope_theta": 10000.0 if theta is None else theta},
-                           "rope_theta")
+  named = {} if theta is None else {"rope_theta": theta}
+  theta = json_file.number(named, "rope_theta", 10000.0)
   if theta <= 1:
     raise ValueError(f"rope_theta={theta} is not above 1.")
   if kind == "default":
@@ -111,10 +112,12 @@ def to_hf(config: config_lib.DecoderConfig) -> dict[str, Any]:
 
 def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
   """Returns rope_scaling or rope_parameters, whichever is set."""
-  rope = _agreed("rope_scaling", fields, "rope_parameters", fields) or {}
-  if not isinstance(rope, dict):
+  # An empty object counts as null, as it does in transformers.
+  spellings = {k: fields.get(k) or None for k in FIELDS}
+  rope = _agreed("rope_scaling", spellings, "rope_parameters", spellings)
+  if not isinstance(rope, dict | None):
     raise ValueError(f"rotary parameters {rope!r} are not an object.")
-  return rope
+  return rope or {}
 
 
 def _yarn(
@@ -148,8 +151,8 @@ def _yarn(
 
 
 def _agreed(first: str, place: Mapping, second: str, other: Mapping) -> Any:
-  """Returns a value that may stand in two places; empty means not there."""
-  a, b = place.get(first) or None, other.get(second) or None
+  """Returns a value that may stand in two places, or None."""
+  a, b = place.get(first), other.get(second)
   if a is not None and b is not None and a != b:
     raise ValueError(f"{first}={a!r} contradicts {second}={b!r}.")
   return b if a is None else a

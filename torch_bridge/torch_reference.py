@@ -32,6 +32,8 @@ from torch_bridge import qwen3_moe_graph
 from torch_bridge import tensor_bits
 
 ARITHMETICS = ("native", "portable", "reversed")
+# Below this many parameters a second thread waits longer than it works.
+_SMALL = 20_000_000
 
 
 class TransformersReference:
@@ -73,6 +75,8 @@ class TransformersReference:
           f" {error}"
       ) from error
     self.experts_implementation = experts_implementation
+    if sum(p.numel() for p in self.model.parameters()) < _SMALL:
+      torch.set_num_threads(1)
 
   def describe(self) -> dict:
     """Returns what decides this reference's bits, as JSON values."""

@@ -111,15 +111,15 @@ _VALUES = {
 def evaluate(name: str, operands: tuple, dtype: str):
   """Returns (result, uncertain mask or None, number of uncertain elements)."""
   y, bound = _VALUES[name](*map(rounding.widen, operands))
-  out = rounding.round_pack(y, dtype)
   if bound is None:
-    return out, None, 0
-  reach = bound * portable_oracle.UNIT
+    return rounding.round_pack(y, dtype), None, 0
+  reach = jnp.broadcast_to(bound * portable_oracle.UNIT, y.shape)
   uint = jnp.dtype(formats.of(dtype).uint)
-  low = lax.bitcast_convert_type(rounding.round_pack(y - reach, dtype), uint)
-  high = lax.bitcast_convert_type(rounding.round_pack(y + reach, dtype), uint)
+  # Side by side, so that the rounding is compiled once and not three times.
+  rounded = rounding.round_pack(jnp.stack([y, y - reach, y + reach]), dtype)
+  _, low, high = lax.bitcast_convert_type(rounded, uint)
   mask = (low != high) & (reach > 0) & jnp.isfinite(y)
-  return out, mask, jnp.sum(mask)
+  return rounded[0], mask, jnp.sum(mask)
 
 
 class PortableOperations:

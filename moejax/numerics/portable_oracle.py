@@ -52,6 +52,12 @@ _UNARY: dict[str, Callable] = {
 UNARY = tuple(_UNARY)
 
 
+def unary_value(name: str, x: np.ndarray) -> np.ndarray:
+  """A function of one float64 value in float64, not yet rounded."""
+  with np.errstate(all="ignore"):
+    return _UNARY[name](x)
+
+
 class PortableOracle:
   """The operations; the certificate collects what they did."""
 
@@ -96,8 +102,7 @@ class PortableOracle:
   def unary(self, name: str, x, dtype: str) -> np.ndarray:
     """A function of one value; `UNARY` lists the names."""
     x = _wide(x)
-    with np.errstate(all="ignore"):
-      y = _UNARY[name](x)
+    y = unary_value(name, x)
     return self._settle(
         name,
         y,

@@ -11,7 +11,7 @@ from moejax.numerics import formats
 def ordinal(x: np.ndarray) -> np.ndarray:
   """Maps floats to int64 such that neighbours differ by one; -0 equals +0."""
   fmt = formats.of(x.dtype)
-  bits = np.ascontiguousarray(x).view(fmt.uint).astype(np.int64)
+  bits = np.array(x, order="C").view(fmt.uint).astype(np.int64)
   magnitude = bits & ((1 << (fmt.bits - 1)) - 1)
   return np.where(bits >> (fmt.bits - 1), -magnitude, magnitude)
 

@@ -14,6 +14,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from moejax.modules import tap as tap_lib
@@ -152,9 +153,10 @@ class Replay(tap_lib.Tap):
 
   Args:
     inner: Receives this decoder's own values.
-    given: {tap name: one array a sequence}; a name that is absent, or whose
-      shape or dtype does not fit, is left alone.
+    given: {tap name: one array a sequence}. A tap that is absent, or whose
+      shape or dtype is another, is left alone.
     layout: (padding, first_key, last_key) of each sequence.
+    any_dtype: Replaces values of another dtype as well, as error bounds need.
   """
 
   def __init__(
@@ -162,28 +164,32 @@ class Replay(tap_lib.Tap):
       inner: BatchRecorder,
       given: Mapping[str, list[np.ndarray]],
       layout: list[tuple[int, int, int]],
+      any_dtype: bool = False,
   ):
     super().__init__()
     self._inner = inner
     self._given = given
     self._layout = layout
+    self._any_dtype = any_dtype
 
   def observe(self, name, value):
     self._inner.observe(name, value)
     parts = self._given.get(name)
     if parts is None:
       return value
-    batch = len(self._layout)
-    whole = np.array(value)
+    dtype = parts[0].dtype
+    if dtype != value.dtype and not self._any_dtype:
+      return value
     if "token" not in taps_lib.axes(name):
-      fits = parts[0].shape == whole.shape and parts[0].dtype == whole.dtype
-      return jnp.asarray(parts[0]) if fits else value
-    view = _with_batch(name, whole, batch)
-    for sequence, (part, place) in enumerate(
-        zip(parts, self._layout, strict=True)
-    ):
+      same_shape = parts[0].shape == value.shape
+      return jnp.asarray(parts[0]) if same_shape else value
+    # Dead keys stay invisible: the mask's value, or no weight.
+    filler = ml_dtypes.finfo(dtype).min if name.endswith(".masked") else 0
+    whole = np.full(value.shape, filler, dtype)
+    view = _with_batch(name, whole, len(self._layout))
+    for row, part, place in zip(view, parts, self._layout, strict=True):
       region = _region(name, *place)
-      if part.dtype != whole.dtype or part.shape != view[sequence][region].shape:
+      if part.shape != row[region].shape:
         return value
-      view[sequence][region] = part
-    return jnp.asarray(view.reshape(whole.shape))
+      row[region] = part
+    return jnp.asarray(whole)

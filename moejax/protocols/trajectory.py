@@ -56,6 +56,7 @@ def run(
     tokens: Sequence[Sequence[int]] | None = None,
     given: Sequence[capture_lib.Capture] | None = None,
     given_taps: Callable[[str], bool] = keep_all,
+    any_dtype: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> list[capture_lib.Capture]:
   """Prefills and decodes; returns one capture a prompt.
@@ -69,6 +70,7 @@ def run(
     given: Captures whose tap values replace the decoder's (see
       `capture.Replay`); their tokens are fed as well.
     given_taps: Which of the given taps replace.
+    any_dtype: Whether they also replace values of another dtype.
     progress: Called after every forward pass.
 
   Returns:
@@ -103,12 +105,15 @@ def run(
           recorder,
           _given_values(given, index, given_taps),
           [(pads[i], padding[i], end) for i in range(len(prompts))],
+          any_dtype,
       )
     start = state.length
     _, state = decoder(
         jnp.asarray(feed), state, jnp.asarray(valid), tap=tap
     )
-    seen = jax.device_get(recorder.seen)
+    # As a list: a tree would sort the names and lose the order of execution.
+    values = jax.device_get(list(recorder.seen.values()))
+    seen = dict(zip(recorder.seen, values, strict=True))
     arrays = _state_arrays(state)
     for row, prompt in enumerate(prompts):
       taps = recorder.rows(

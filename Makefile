@@ -1,0 +1,30 @@
+# make report   the main job on the shipped checkpoint; report in conformance_report/
+# make test     the test suite on a CPU, under 20 minutes on two cores
+# make test-gpu the tests that need an accelerator, in the Python that runs now
+# make clean    removes the environment and the report
+#
+# The first two set up .venv when there is none. PYTHON chooses the interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= conformance_report
+INSTALLED := $(VENV)/installed
+
+.PHONY: report test test-gpu clean
+
+report: $(INSTALLED)
+	@$(VENV)/bin/python -m experiments.conformance --out=$(OUT)
+
+test: $(INSTALLED)
+	@$(VENV)/bin/python -m pytest -q -m "not accelerator" tests
+
+test-gpu:
+	@$(PYTHON) -m pytest -q -m accelerator tests
+
+$(INSTALLED): requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(OUT)

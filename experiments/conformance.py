@@ -1,0 +1,111 @@
+"""Is our Flax decoder the same model as the reference? The main job.
+
+  python -m experiments.conformance                     the shipped checkpoint
+  python -m experiments.conformance --checkpoint=DIR --out=DIR
+  python -m experiments.conformance --reference=capsule:DIR
+
+Writes report.html, report.md, report.json, junit.xml and a capsule of each
+side, prints ten lines, and ends with one JSON document. Exit codes: 0
+conformant, 1 beyond the rule, 2 usage or harness error, 3 incomplete, 4
+unsupported. The library call behind it is `torch_bridge.conformance.run`.
+"""
+
+import pathlib
+
+from absl import flags
+import rich.console
+
+from experiments import binary
+from experiments import environment
+from experiments import progress
+from moejax.contracts import named_combines
+from moejax.contracts import refusal
+from moejax.protocols import outcome
+from moejax.reports import summary
+from moejax.reports import writer
+from torch_bridge import conformance
+from torch_bridge import evidence
+
+_SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_qwen3_moe"
+
+_CHECKPOINT = flags.DEFINE_string(
+    "checkpoint",
+    None,
+    "Hugging Face folder (safetensors, config.json, tokenizer.json). Default:"
+    " the small checkpoint that ships with the project.",
+)
+_PROMPTS = flags.DEFINE_string(
+    "prompts",
+    None,
+    "Prompt file, .json or .txt (one a line). Default: the checkpoint's"
+    " prompts.json, else the shipped prompts.",
+)
+_REFERENCE = flags.DEFINE_string(
+    "reference",
+    "transformers",
+    "'transformers', or 'capsule:FOLDER' for a capsule from another run.",
+)
+_EXPERTS = flags.DEFINE_enum(
+    "experts_implementation",
+    "grouped_mm",
+    ["grouped_mm", "eager", "batched_mm"],
+    "How transformers runs its experts; each is a contract of its own.",
+)
+_COMBINE = flags.DEFINE_string(
+    "combine",
+    "transformers_grouped_mm",
+    "Combine contract of our decoder: a JSON file or one of"
+    f" {', '.join(named_combines.NAMES)}.",
+)
+_STEPS = flags.DEFINE_integer(
+    "decode_steps", 16, "Tokens to decode after each prompt.", lower_bound=0
+)
+_ARITHMETICS = flags.DEFINE_list(
+    "arithmetics", ["portable", "native"], "Which arithmetics to compare in."
+)
+_TAPS = flags.DEFINE_enum(
+    "taps",
+    "all",
+    ["all", "boundaries"],
+    "What to capture; 'boundaries' needs less memory and leaves L4 incomplete.",
+)
+_OUT = flags.DEFINE_string(
+    "out", "conformance_report", "Folder for the report; an earlier report in"
+    " it is replaced, anything else is refused."
+)
+
+
+def main() -> int:
+  """Runs the comparison; returns the exit code."""
+  checkpoint = _CHECKPOINT.value or str(_SHIPPED)
+  prompts = _PROMPTS.value
+  own = (pathlib.Path(checkpoint) / "prompts.json").is_file()
+  if prompts is None and not own and _REFERENCE.value == "transformers":
+    prompts = str(_SHIPPED / "prompts.json")
+  try:
+    request = conformance.Request(
+        checkpoint=checkpoint,
+        prompts=prompts,
+        reference=_REFERENCE.value,
+        experts_implementation=_EXPERTS.value,
+        combine=_COMBINE.value,
+        decode_steps=_STEPS.value,
+        arithmetics=tuple(_ARITHMETICS.value),
+        taps=_TAPS.value,
+    )
+  except ValueError as error:
+    raise refusal.HarnessError(str(error)) from error
+  with writer.folder(_OUT.value) as folder:
+    with progress.stages() as stage:
+      result = conformance.run(request, stage)
+    result.report["environment"] = environment.describe()
+    result.report["paths"]["out"] = str(_OUT.value)
+    evidence.write_capsules(result, folder)
+    writer.write(result.report, folder)
+  summary.show(result.report, rich.console.Console(highlight=False))
+  binary.last_line(outcome.last_line(result.report))
+  return result.report["exit_code"]
+
+
+if __name__ == "__main__":
+  binary.run(main)

@@ -1,0 +1,270 @@
+"""Rules for arithmetic that nobody promised: native against native.
+
+Two native runs differ in bits and both may be right. Rules with a source
+decide what is still right; each prints the limit it used.
+
+Forward error bound (L4). Every operation of our decoder is run on the
+reference's own inputs. Both our result and the reference's must lie within the
+operation's forward error bound of the portable value.
+
+A combine has a contract and leaves no room: on the reference's own operands it
+must return the reference's bits, natively too.
+
+Envelope (L1 to L3). The reference is run against itself under other legal
+orders: every contracting axis reversed, and every operation in float64. Let r
+be the largest difference of a tap from the native reference in any of them. Two
+legal runs lie within r of it each, so they lie within 2 r of one another: that
+is the limit. Routes and tokens follow the reference in all of these runs, so
+that a selection does not turn a rounding into another computation.
+
+Margin (L0 and routes). Where our own selection differs from the reference's, the
+reference's scores of the two candidates must lie within twice the envelope of
+these scores: a smaller error could not have exchanged them.
+
+Layer: protocols.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from moejax.contracts import verdict
+from moejax.protocols import capture
+from moejax.protocols import compare
+from moejax.protocols import taps as taps_lib
+
+ENVELOPE = (
+    "envelope: 2 x the largest difference of the reference from itself under"
+    " another legal order"
+)
+BOUND = (
+    "forward error bound: B u + one spacing around the portable value, u ="
+    " 2^-24 (Higham 2002, eq. 3.5)"
+)
+CONTRACT = "the combine contract: same bits on equal operands"
+MARGIN = "margin: the exchanged scores lie within the envelope of the scores"
+
+_RULES = {
+    "rotary.inverse_frequencies": ENVELOPE,
+    "moe.experts.terms": CONTRACT,
+    "moe.experts.combine": CONTRACT,
+}
+
+Captures = Sequence[capture.Capture]
+Key = tuple[int | None, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Exchange:
+  """A selection in which we and the reference differ.
+
+  Attributes:
+    prompt: Prompt id.
+    step: 0 for prefill.
+    layer: Of the router; None for the choice of a token.
+    token: Index in the step.
+    ours: Our selection.
+    reference: The reference's.
+    margin: The largest score gap that had to be crossed.
+    limit: Twice the envelope of the scores.
+  """
+
+  prompt: str
+  step: int
+  layer: int | None
+  token: int
+  ours: tuple[int, ...]
+  reference: tuple[int, ...]
+  margin: float
+  limit: float
+
+  @property
+  def legal(self) -> bool:
+    """Whether the margin rule allows the exchange."""
+    return self.margin <= self.limit
+
+
+def envelope(reference: Captures, legal: Sequence[Captures]) -> dict[Key, float]:
+  """{(layer, tap): r}, the largest |legal run - reference| of each tap."""
+  out: dict[Key, float] = {}
+  for other in legal:
+    for name, _, _, x, y in pairs(other, reference):
+      key = taps_lib.split(name)
+      out[key] = max(out.get(key, 0.0), largest_gap(x, y))
+  return out
+
+
+def pairs(ours: Captures, reference: Captures):
+  """Yields (tap, prompt id, step, ours, reference) of all common taps."""
+  for a, b in zip(ours, reference, strict=True):
+    for index, (left, right) in enumerate(zip(a.steps, b.steps, strict=True)):
+      for name, x in left.taps.items():
+        if name in right.taps:
+          yield name, a.prompt_id, index, x, right.taps[name]
+
+
+def largest_gap(x: np.ndarray, y: np.ndarray) -> float:
+  """max |x - y|; infinity if shapes differ or only one is finite."""
+  if x.shape != y.shape:
+    return np.inf
+  if not x.size:
+    return 0.0
+  x, y = x.astype(np.float64), y.astype(np.float64)
+  with np.errstate(invalid="ignore"):
+    gap = np.where(x == y, 0.0, np.abs(x - y))
+  return float(np.where(np.isnan(gap), np.inf, gap).max())
+
+
+def judge_by_envelope(
+    comparison: compare.Comparison, limits: Mapping[Key, float]
+) -> None:
+  """Replaces "other bits" by within or beyond the envelope, tap by tap.
+
+  Routes are left alone: `judge_routes` has their rule.
+  """
+  for key, count in comparison.counts.items():
+    if count.verdict != verdict.BEYOND_RULE or key[1] == taps_lib.ROUTE_IDS:
+      continue
+    count.rule, count.limit = ENVELOPE, 2 * limits.get(key, 0.0)
+    if count.max_abs <= count.limit:
+      count.verdict = verdict.WITHIN_RULE
+
+
+def judge_by_bounds(
+    comparison: compare.Comparison,
+    replay: Captures,
+    portable: Captures,
+    bounds: Captures,
+    reference: Captures,
+    limits: Mapping[Key, float],
+) -> None:
+  """Judges single operations on the reference's inputs.
+
+  Args:
+    comparison: Its L4 counts are replaced.
+    replay: Our native operations on the reference's inputs.
+    portable: The portable operations on them.
+    bounds: The bounds on them.
+    reference: The native reference.
+    limits: The envelope, for the tables that no single operation makes.
+  """
+  counts: dict[Key, compare.TapCount] = {}
+  worst: dict[Key, float] = {}
+  for runs in zip(
+      pairs(replay, reference),
+      pairs(portable, reference),
+      pairs(bounds, reference),
+      strict=True,
+  ):
+    (name, _, _, x, y), (_, _, _, center, _), (_, _, _, bound, _) = runs
+    key = taps_lib.split(name)
+    if taps_lib.level(name) != "L4" or key[1] == taps_lib.ROUTE_IDS:
+      continue
+    count = counts.setdefault(key, compare.TapCount(*key, "L4"))
+    count.elements += y.size
+    if compare.same_bits(x, y):
+      continue
+    compare.measure(count, x, y)
+    ratio = _ratio(x, y, center, bound)
+    if key[1] == "rotary.inverse_frequencies":
+      ratio = largest_gap(x, y) / (2 * limits.get(key, 0.0) or 1e-300)
+    worst[key] = max(worst.get(key, 0.0), ratio)
+  for key, count in counts.items():
+    if key in worst:
+      count.rule = _RULES.get(key[1], BOUND)
+      within = worst[key] <= 1
+      count.verdict = verdict.WITHIN_RULE if within else verdict.BEYOND_RULE
+    comparison.counts[key] = count
+
+
+def _ratio(x, y, center, bound) -> float:
+  """The larger of |x - center| and |y - center|, in units of the bound."""
+  if not (x.shape == y.shape == center.shape == bound.shape):
+    return np.inf
+  center = center.astype(np.float64)
+  out = 0.0
+  for value in (x, y):
+    value = value.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+      ratio = np.where(value == center, 0.0, np.abs(value - center) / bound)
+    out = max(out, float(np.where(np.isnan(ratio), np.inf, ratio).max()))
+  return out
+
+
+def exchanges(
+    ours: Captures, reference: Captures, limits: Mapping[Key, float]
+) -> list[Exchange]:
+  """Every selection of ours, on forced paths, that differs from theirs."""
+  out = []
+  for name, prompt, step, x, y in pairs(ours, reference):
+    layer, tap = taps_lib.split(name)
+    if tap != taps_lib.ROUTE_IDS:
+      continue
+    context = next(c for c in reference if c.prompt_id == prompt).steps[step]
+    scores = context.taps[name.removesuffix("ids") + "scores"]
+    limit = 2 * limits.get((layer, "moe.router.scores"), 0.0)
+    for token in np.flatnonzero((x != y).any(-1)).tolist():
+      row = scores[token].astype(np.float64)
+      gap = float(np.abs(row[x[token]] - row[y[token]]).max())
+      out.append(
+          Exchange(
+              prompt, step, layer, token,
+              tuple(x[token].tolist()), tuple(y[token].tolist()), gap, limit,
+          )
+      )
+  limit = 2 * limits.get((None, "logits"), 0.0)
+  for a, b in zip(ours, reference, strict=True):
+    for step, (left, right) in enumerate(zip(a.steps, b.steps, strict=True)):
+      if left.chosen != right.chosen:
+        row = right.taps["logits"][-1].astype(np.float64)
+        gap = float(row[right.chosen] - row[left.chosen])
+        token = len(right.tokens) - 1
+        out.append(
+            Exchange(
+                a.prompt_id, step, None, token,
+                (left.chosen,), (right.chosen,), gap, limit,
+            )
+        )
+  return out
+
+
+def judge_routes(
+    comparison: compare.Comparison, exchanged: Sequence[Exchange]
+) -> None:
+  """Judges each layer's routes by the margins of their exchanges."""
+  for key, count in comparison.counts.items():
+    if key[1] != taps_lib.ROUTE_IDS or count.verdict != verdict.BEYOND_RULE:
+      continue
+    mine = [e for e in exchanged if e.layer == key[0]]
+    count.rule = MARGIN
+    if mine and all(e.legal for e in mine):
+      count.verdict = verdict.WITHIN_RULE
+
+
+def levels(
+    comparison: compare.Comparison,
+    exchanged: Sequence[Exchange],
+    free: Captures,
+    reference: Captures,
+) -> dict[str, str]:
+  """The verdict of each level under the native rules.
+
+  Args:
+    comparison: Judged, of runs on the reference's tokens and routes.
+    exchanged: From `exchanges`.
+    free: Our decoder following its own choices; decides L0 first.
+    reference: The native reference.
+  """
+  out = comparison.levels()
+  out["L2"] = verdict.worst(
+      c.verdict for c in comparison.counts.values() if c.level == "L2"
+  )
+  if all(a.generated == b.generated for a, b in zip(free, reference)):
+    out["L0"] = verdict.SAME_BITS
+  elif exchanged and all(e.legal for e in exchanged):
+    out["L0"] = verdict.WITHIN_RULE
+  else:
+    out["L0"] = verdict.BEYOND_RULE
+  return out

@@ -1,0 +1,392 @@
+"""Is our decoder the same model as the reference, and if not, where not?
+
+The library behind `experiments/conformance.py`, for notebooks as well:
+
+  outcome = conformance.run(conformance.Request(checkpoint="..."))
+  outcome.report["verdict"]
+
+In portable arithmetic every operation of both sides has one right answer, so
+bits are compared and the rule is equality. In native arithmetic three rules
+with a source decide (`protocols.native_rules`). A capsule takes the reference's
+place where the reference cannot run.
+
+Layer: torch_bridge.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import pathlib
+import time
+
+from moejax.contracts import combine as combine_contract
+from moejax.contracts import document
+from moejax.contracts import named_combines
+from moejax.contracts import refusal
+from moejax.contracts import verdict
+from moejax.numerics import bound_ops
+from moejax.numerics import certificate as certificate_lib
+from moejax.numerics import reference_ops
+from moejax.protocols import capture as capture_lib
+from moejax.protocols import compare
+from moejax.protocols import explain
+from moejax.protocols import native_rules
+from moejax.protocols import outcome as outcome_lib
+from moejax.protocols import taps as taps_lib
+from moejax.protocols import trajectory
+from torch_bridge import capsule_reference
+from torch_bridge import subject as subject_lib
+from torch_bridge import tokenizer as tokenizer_lib
+
+ARITHMETICS = ("portable", "native")
+_TAPS = {
+    "all": trajectory.keep_all,
+    "boundaries": trajectory.keep_boundaries,
+}
+_CAPSULE = "capsule:"
+Captures = list[capture_lib.Capture]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+  """What to compare.
+
+  Attributes:
+    checkpoint: A Hugging Face folder.
+    prompts: A prompt file (.json or .txt); None takes the checkpoint's own
+      prompts.json, or the capsule's prompts.
+    reference: "transformers", or "capsule:FOLDER".
+    experts_implementation: Of transformers: "grouped_mm", "eager" or
+      "batched_mm".
+    combine: Name of a combine contract, or a JSON file with one.
+    decode_steps: Tokens decoded after each prompt.
+    arithmetics: Which of "portable" and "native" to run.
+    taps: "all", or "boundaries" (logits, state, residual stream, routers),
+      which needs less memory and leaves L4 incomplete.
+  """
+
+  checkpoint: str
+  prompts: str | None = None
+  reference: str = "transformers"
+  experts_implementation: str = "grouped_mm"
+  combine: str = "transformers_grouped_mm"
+  decode_steps: int = 16
+  arithmetics: tuple[str, ...] = ARITHMETICS
+  taps: str = "all"
+
+  def __post_init__(self):
+    if self.reference != "transformers" and not self.reference.startswith(
+        _CAPSULE
+    ):
+      raise ValueError(
+          f"reference={self.reference!r} is neither 'transformers' nor"
+          " 'capsule:FOLDER'."
+      )
+    if not self.arithmetics or not set(self.arithmetics) <= set(ARITHMETICS):
+      raise ValueError(
+          f"arithmetics={self.arithmetics} is not a choice of {ARITHMETICS}."
+      )
+    if self.taps not in _TAPS:
+      raise ValueError(f"taps={self.taps!r} is not one of {sorted(_TAPS)}.")
+    if self.decode_steps < 0:
+      raise ValueError(f"decode_steps={self.decode_steps} is negative.")
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+  """A report as JSON values, and the captures it rests on.
+
+  Attributes:
+    report: See `outcome.build`; "paths" and "timing" are the only parts that
+      differ between two equal runs.
+    ours: {arithmetic: captures} of our decoder.
+    reference: {arithmetic: captures} of the reference.
+    identity: Of the captures, for capsules.
+    envelope: {(layer, tap): r}, how far the native reference lay from itself
+      under other legal orders; empty without native arithmetic.
+    not_captured: What the captures leave out, and why.
+  """
+
+  report: dict
+  ours: dict[str, Captures]
+  reference: dict[str, Captures]
+  identity: dict
+  envelope: dict
+  not_captured: dict[str, str]
+
+
+def run(
+    request: Request,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
+) -> Outcome:
+  """Compares our decoder with a reference.
+
+  Args:
+    request: What to compare.
+    progress: Called as (stage, forward passes done, of how many).
+
+  Raises:
+    HarnessError: an input is missing, damaged or contradictory.
+    UnsupportedError: the reference cannot be run or runs what is not known.
+  """
+  return _Run(request, progress).outcome()
+
+
+class _Run:
+  """One comparison; keeps what the stages share."""
+
+  def __init__(self, request: Request, progress):
+    self.request = request
+    self.progress = progress
+    self.timing: dict[str, float] = {}
+    self.subject = subject_lib.load(request.checkpoint)
+    dtype = self.subject.config.dtype
+    loaded = named_combines.load(request.combine)
+    if request.combine in named_combines.NAMES:
+      loaded = named_combines.at_dtype(loaded, dtype)
+    if loaded.output != dtype:
+      raise refusal.HarnessError(
+          f"combine {loaded.name} returns {loaded.output}, but the checkpoint"
+          f" {request.checkpoint} computes in {dtype}."
+      )
+    self.combine: combine_contract.CombineContract = loaded
+    self.contracts = self.subject.contracts(loaded)
+    self.reference = self._open_reference()
+    self.prompts = self._prompts()
+    self.wanted = _TAPS[request.taps]
+    self.ours: dict[str, Captures] = {}
+    self.theirs: dict[str, Captures] = {}
+
+  def outcome(self) -> Outcome:
+    parts, certificates = {}, {}
+    for arithmetic in ARITHMETICS:
+      if arithmetic not in self.request.arithmetics:
+        continue
+      if arithmetic == "portable":
+        parts[arithmetic] = self._portable(certificates)
+      else:
+        parts[arithmetic] = self._native()
+    contract = self.contracts[self.request.arithmetics[0]]
+    identity = self.subject.identity(contract, self.request.decode_steps)
+    report = outcome_lib.build(
+        parts=parts,
+        certificates=certificates,
+        explanation=self._explain(),
+        combine=self.combine,
+        ours=self.ours,
+        reference=self.theirs,
+        prompts=self.prompts,
+        decode=self.subject.tokenizer.decode,
+        top_k=self.subject.config.top_k,
+    )
+    report["request"] = dataclasses.asdict(self.request)
+    report["request"]["arithmetics"] = list(self.request.arithmetics)
+    report["identity"] = identity
+    report["contracts"] = {
+        name: document.to_dict(self.contracts[name]) for name in parts
+    }
+    report["reference"] = self.reference.describe()
+    report["paths"] = {
+        key: report["request"].pop(key)
+        for key in ("checkpoint", "prompts", "reference")
+    }
+    report["timing"] = {k: round(v, 3) for k, v in self.timing.items()}
+    report["combine"] = self.combine.name
+    native = parts.get("native")
+    return Outcome(
+        report,
+        self.ours,
+        self.theirs,
+        identity,
+        dict(native.limits) if native else {},
+        self._not_captured(),
+    )
+
+  def _not_captured(self) -> dict[str, str]:
+    left = {
+        "state between steps": "kept as a fingerprint; the final state is kept",
+        "padding": "belongs to no sequence",
+    }
+    if self.request.taps != "all":
+      left["single operations"] = f"asked for taps={self.request.taps!r}"
+    return left
+
+  # The two arithmetics.
+
+  def _portable(self, certificates) -> outcome_lib.Part:
+    certificates["ours"] = certificate_lib.Certificate()
+    certificates["reference"] = certificate_lib.Certificate()
+    theirs = self._reference_run(
+        "portable", "portable", certificate=certificates["reference"]
+    )
+    decoder = self._decoder("portable", certificates["ours"])
+    ours = self._our_run("ours, portable", decoder)
+    self.ours["portable"], self.theirs["portable"] = ours, theirs
+    comparison = compare.compare(ours, theirs)
+    causes = []
+    if comparison.first is not None and self.request.taps == "all":
+      replay = self._our_run("ours on their inputs", decoder, given=theirs)
+      causes = outcome_lib.causes(compare.compare(replay, theirs))
+    return outcome_lib.Part(
+        comparison, self._levels(comparison.levels()), causes
+    )
+
+  def _native(self) -> outcome_lib.Part:
+    theirs = self._reference_run("native", "native")
+    limits = self._envelope(theirs)
+    decoder = self._decoder("native")
+    free = self._our_run(
+        "ours, native", decoder, wanted=trajectory.keep_none
+    )
+    forced = self._our_run(
+        "ours, native, their routes",
+        decoder,
+        given=theirs,
+        given_taps=lambda n: taps_lib.split(n)[1] == taps_lib.ROUTE_IDS,
+    )
+    self.ours["native"], self.theirs["native"] = forced, theirs
+    comparison = compare.compare(forced, theirs)
+    native_rules.judge_by_envelope(comparison, limits)
+    if self.request.taps == "all":
+      self._judge_operations(comparison, decoder, theirs, limits)
+    exchanges = native_rules.exchanges(forced, theirs, limits)
+    native_rules.judge_routes(comparison, exchanges)
+    levels = native_rules.levels(comparison, exchanges, free, theirs)
+    return outcome_lib.Part(
+        comparison,
+        self._levels(levels),
+        exchanges=exchanges,
+        free=free,
+        limits=limits,
+    )
+
+  def _levels(self, levels: dict[str, str]) -> dict[str, str]:
+    """A run that captured no single operations leaves L4 incomplete."""
+    if self.request.taps != "all":
+      levels["L4"] = verdict.worst([levels["L4"], verdict.MISSING])
+    return levels
+
+  def _judge_operations(self, comparison, decoder, theirs, limits) -> None:
+    def on_their_inputs(stage, model, **options):
+      return self._our_run(stage, model, given=theirs, **options)
+
+    contract = self.contracts["native"]
+    native_rules.judge_by_bounds(
+        comparison,
+        on_their_inputs("native on their inputs", decoder),
+        on_their_inputs("portable on their inputs", self._decoder("portable")),
+        on_their_inputs(
+            "bounds on their inputs",
+            self.subject.decoder(contract, bound_ops.BoundOperations()),
+            any_dtype=True,
+        ),
+        theirs,
+        limits,
+    )
+
+  # What the stages are made of.
+
+  def _open_reference(self):
+    if self.request.reference.startswith(_CAPSULE):
+      folder = self.request.reference.removeprefix(_CAPSULE)
+      return capsule_reference.CapsuleReference(folder, self.subject)
+    try:
+      from torch_bridge import torch_reference  # pylint: disable=g-import-not-at-top
+    except ImportError as error:
+      raise refusal.UnsupportedError(
+          f"the reference 'transformers' cannot be imported here: {error}."
+      ) from error
+    with self._timed("load reference"):
+      return torch_reference.TransformersReference(
+          self.request.checkpoint, self.request.experts_implementation
+      )
+
+  def _prompts(self) -> list[trajectory.Prompt]:
+    path = self.request.prompts
+    if path is None and isinstance(self.reference, capsule_reference.CapsuleReference):
+      return self.reference.prompts(
+          self.request.arithmetics[0], self.request.decode_steps
+      )
+    if path is None:
+      path = pathlib.Path(self.request.checkpoint) / "prompts.json"
+      if not path.is_file():
+        raise refusal.HarnessError(
+            f"no prompts given, and {path} does not exist."
+        )
+    texts = tokenizer_lib.read_prompts(path)
+    return self.subject.prompts(texts, self.request.decode_steps)
+
+  def _decoder(self, arithmetic, certificate=None):
+    contract = self.contracts[arithmetic]
+    return self.subject.decoder(
+        contract, reference_ops.operations(contract, certificate)
+    )
+
+  def _our_run(self, stage, decoder, **options) -> Captures:
+    options.setdefault("wanted", self.wanted)
+    passes = self.request.decode_steps + 1
+    with self._timed(stage):
+      return trajectory.run(
+          decoder,
+          self.prompts,
+          self.request.decode_steps,
+          progress=self._counter(stage, passes),
+          **options,
+      )
+
+  def _reference_run(self, arithmetic, stage, **options) -> Captures:
+    passes = (self.request.decode_steps + 1) * len(self.prompts)
+    with self._timed(f"reference, {stage}"):
+      return self.reference.run(
+          self.prompts,
+          self.request.decode_steps,
+          arithmetic=arithmetic,
+          wanted=self.wanted,
+          progress=self._counter(f"reference, {stage}", passes),
+          **options,
+      )
+
+  def _envelope(self, theirs: Captures):
+    if isinstance(self.reference, capsule_reference.CapsuleReference):
+      return self.reference.limits()
+    legal = [
+        self._reference_run(order, f"{order} along native", given=theirs)
+        for order in ("portable", "reversed")
+    ]
+    return native_rules.envelope(theirs, legal)
+
+  def _explain(self) -> explain.Explanation | None:
+    """The combine contract of the reference, from its own operands."""
+    for arithmetic, kind in (("portable", "portable"), ("native", "contract")):
+      captures = self.theirs.get(arithmetic)
+      operands = explain.operands_of(captures) if captures else None
+      if operands is not None:
+        prefer = self.reference.describe().get("experts_implementation", "")
+        return explain.explain(operands, kind, f"transformers_{prefer}")
+    return None
+
+  def _timed(self, stage: str):
+    return _Timer(self.timing, stage)
+
+  def _counter(self, stage: str, passes: int):
+    done = 0
+
+    def count():
+      nonlocal done
+      done += 1
+      self.progress(stage, done, passes)
+
+    self.progress(stage, 0, passes)
+    return count
+
+
+class _Timer:
+  """Adds the seconds of a stage to a table."""
+
+  def __init__(self, table: dict[str, float], stage: str):
+    self._table, self._stage = table, stage
+
+  def __enter__(self):
+    self._start = time.monotonic()
+
+  def __exit__(self, *error):
+    self._table[self._stage] = time.monotonic() - self._start
