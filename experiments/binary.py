@@ -15,6 +15,7 @@ import traceback
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 
 from moejax.contracts import refusal
@@ -29,6 +30,7 @@ def run(main: Callable[[], int]) -> None:
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       _fail(HARNESS_ERROR, f"unexpected arguments: {' '.join(argv[1:])}")
+    logging.set_verbosity(logging.WARNING)  # JAX reports absent backends.
     jax.config.update("jax_enable_x64", True)
     try:
       code = main()

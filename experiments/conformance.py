@@ -18,6 +18,7 @@ import rich.console
 from experiments import binary
 from experiments import environment
 from experiments import progress
+from experiments import shipped
 from moejax.contracts import named_combines
 from moejax.contracts import refusal
 from moejax.protocols import outcome
@@ -25,8 +26,6 @@ from moejax.reports import summary
 from moejax.reports import writer
 from torch_bridge import conformance
 from torch_bridge import evidence
-
-_SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_qwen3_moe"
 
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint",
@@ -58,7 +57,10 @@ _COMBINE = flags.DEFINE_string(
     f" {', '.join(named_combines.NAMES)}.",
 )
 _STEPS = flags.DEFINE_integer(
-    "decode_steps", 16, "Tokens to decode after each prompt.", lower_bound=0
+    "decode_steps",
+    shipped.DECODE_STEPS,
+    "Tokens to decode after each prompt.",
+    lower_bound=0,
 )
 _ARITHMETICS = flags.DEFINE_list(
     "arithmetics", ["portable", "native"], "Which arithmetics to compare in."
@@ -70,18 +72,20 @@ _TAPS = flags.DEFINE_enum(
     "What to capture; 'boundaries' needs less memory and leaves L4 incomplete.",
 )
 _OUT = flags.DEFINE_string(
-    "out", "conformance_report", "Folder for the report; an earlier report in"
-    " it is replaced, anything else is refused."
+    "out",
+    "conformance_report",
+    "Folder for the report; an earlier report in"
+    " it is replaced, anything else is refused.",
 )
 
 
 def main() -> int:
   """Runs the comparison; returns the exit code."""
-  checkpoint = _CHECKPOINT.value or str(_SHIPPED)
+  checkpoint = _CHECKPOINT.value or str(shipped.CHECKPOINT)
   prompts = _PROMPTS.value
-  own = (pathlib.Path(checkpoint) / "prompts.json").is_file()
-  if prompts is None and not own and _REFERENCE.value == "transformers":
-    prompts = str(_SHIPPED / "prompts.json")
+  own = pathlib.Path(checkpoint) / shipped.PROMPTS.name
+  if prompts is None and not own.is_file() and _REFERENCE.value == "transformers":
+    prompts = str(shipped.PROMPTS)
   try:
     request = conformance.Request(
         checkpoint=checkpoint,

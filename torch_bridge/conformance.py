@@ -281,6 +281,7 @@ class _Run:
         ),
         theirs,
         limits,
+        self.combine.accumulator,
     )
 
   # What the stages are made of.

@@ -183,10 +183,15 @@ class TransformersReference:
     # transformers 5.24 renames the argument.
     names = inspect.signature(self.model.forward).parameters
     keyword = "cache" if "cache" in names else "past_key_values"
-    out = self.model(
-        torch.tensor([tokens]), use_cache=True, **{keyword: cache}
-    )
-    return out.logits
+    try:
+      return self.model(
+          torch.tensor([tokens]), use_cache=True, **{keyword: cache}
+      ).logits
+    except RuntimeError as error:  # For example a stride that a kernel needs.
+      raise refusal.UnsupportedError(
+          "transformers cannot run this checkpoint with"
+          f" experts_implementation={self.experts_implementation!r}: {error}"
+      ) from error
 
   @contextlib.contextmanager
   def _tables(self, arithmetic, oracle) -> Iterator[None]:

@@ -69,18 +69,19 @@ def _where(name, part, report) -> str:
   found = beyond(part)
   if found:
     here = {"layer": found[0]["layer"], "operator": found[0]["tap"]}
+    lie = "lies beyond its" if len(found) == 1 else "lie beyond their"
     return (
         f"in {name} arithmetic {words.plural(len(found), 'tap')} of"
-        f" {len(part['taps']):,} lie beyond their rule, the first at"
-        f" {_operator(here)}"
+        f" {len(part['taps']):,} {lie} rule, the first at {_operator(here)}"
     )
-  levels = [
-      level for level, v in part["levels"].items() if v == verdict.BEYOND_RULE
-  ]
+  names = [words.LEVELS[v][0] for v in _levels(part, verdict.BEYOND_RULE)]
   return (
-      f"in {name} arithmetic {' and '.join(words.LEVELS[v][0] for v in levels)}"
-      " differ beyond their rule"
+      f"in {name} arithmetic {' and '.join(names)} differ beyond their rule"
   )
+
+
+def _levels(part, state) -> list[str]:
+  return [level for level, v in part["levels"].items() if v == state]
 
 
 def _operator(first) -> str:
@@ -101,8 +102,7 @@ def _incomplete(report) -> str:
     else:
       reasons += [
           f"level {level} of {name} arithmetic was not compared in full"
-          for level, v in part["levels"].items()
-          if v == verdict.MISSING
+          for level in _levels(part, verdict.MISSING)
       ]
   for side, one in report["certificates"].items():
     if not one["complete"]:
@@ -120,13 +120,12 @@ def _incomplete(report) -> str:
 
 def _unsupported(report) -> str:
   where = [
-      f"level {level} of {name} arithmetic"
+      f"{', '.join(levels)} of {name} arithmetic"
       for name, part in report["arithmetics"].items()
-      for level, v in part["levels"].items()
-      if v == verdict.UNSUPPORTED
+      if (levels := _levels(part, verdict.UNSUPPORTED))
   ]
   return (
       "No verdict: the comparison asks for arithmetic that is not known here"
-      + (f" ({', '.join(where)})" if where else "")
+      + (f" ({' and '.join(where)})" if where else "")
       + ", and a guess would make the verdict worthless."
   )

@@ -5,25 +5,15 @@ down the first column, then down the next. Taps outside the layers run across.
 The colour says the verdict and its strength the share of differing elements; a
 corner, a cross and a dash say the same without colour.
 
-matplotlib lays the figure out. Its SVG is then reduced to what a page needs:
-no ids (two figures may stand in one document), no dates, no fonts, and colours
-by class, so that the page's light and dark mode decide them.
-
 Layer: reports. Imports contracts.
 """
 
 import collections
 from collections.abc import Mapping
 from collections.abc import Sequence
-import io
-from xml.etree import ElementTree
-
-import matplotlib
-from matplotlib import figure
-from matplotlib import patches
-from matplotlib import path as path_lib
 
 from moejax.contracts import verdict
+from moejax.reports import canvas as canvas_lib
 from moejax.reports import words
 
 # {class: (light, dark)}. Blue and orange stay apart for colour-blind readers.
@@ -45,7 +35,11 @@ COLOURS = {
     "ink-4": ("#ffffff", "#14181d"),
 }
 _SHARES = (0.01, 0.1, 0.5)  # Upper ends of the first three strengths.
-_SVG = "{http://www.w3.org/2000/svg}"
+_OUTLINE = f"stroke:var(--heat-muted,{COLOURS['muted'][0]})"
+_RULES = (
+    f".heat-hollow{{fill:none;{_OUTLINE};stroke-dasharray:2 2}}"
+    f".heat-stroke{{fill:none;{_OUTLINE};stroke-width:1.5}}"
+)
 
 # Pixels.
 _ROW = 15
@@ -73,7 +67,9 @@ def render(taps: Sequence[Mapping], title: str) -> str:
   layers = sorted({layer for layer, _ in counts if layer is not None})
   cell = min(max(_GRID // max(len(layers), 1), _CELL[0]), _CELL[1])
   before, inside, after = _rows(list(counts))
-  canvas = _Canvas(
+  canvas = canvas_lib.Canvas(
+      "heat",
+      COLOURS,
       width=max(_LABEL + cell * max(len(layers), 4) + _MARGIN, 430),
       height=_TOP + _ROW * (len(before) + len(inside) + len(after)) + 56,
   )
@@ -96,7 +92,7 @@ def render(taps: Sequence[Mapping], title: str) -> str:
   _outside(canvas, after, counts, y + 8 * bool(inside), whole)
   if not taps:
     canvas.text("muted", 0, _TOP + 12, "No tap was captured.")
-  return canvas.svg(_alternative(title, taps))
+  return canvas.svg(_alternative(title, taps), _RULES)
 
 
 def _alternative(title: str, taps: Sequence[Mapping]) -> str:
@@ -207,10 +203,10 @@ def _mark(canvas, state, strength, x, y, width, title="") -> None:
     )
     cx, cy = x + width / 2, y + height / 2
     if state == verdict.MISSING:
-      canvas.line(cx - 3, cy - 3, cx + 3, cy + 3)
-      canvas.line(cx - 3, cy + 3, cx + 3, cy - 3)
+      canvas.line("stroke", cx - 3, cy - 3, cx + 3, cy + 3)
+      canvas.line("stroke", cx - 3, cy + 3, cx + 3, cy - 3)
     else:
-      canvas.line(cx - 3, cy, cx + 3, cy)
+      canvas.line("stroke", cx - 3, cy, cx + 3, cy)
 
 
 def _legend(canvas) -> None:
@@ -237,95 +233,3 @@ def _legend(canvas) -> None:
   ):
     _mark(canvas, state, 1, x, y, size)
     canvas.text("text", x + size + 6, y + 11, words.VERDICTS[state][1])
-
-
-class _Canvas:
-  """A figure in pixels, y downwards, whose artists carry their class."""
-
-  def __init__(self, width: int, height: int):
-    self._size = width, height
-    self._figure = figure.Figure(figsize=(width / 72, height / 72))
-    self._axes = self._figure.add_axes((0, 0, 1, 1))
-    self._axes.set_axis_off()
-    self._axes.set_xlim(0, width)
-    self._axes.set_ylim(height, 0)
-    self._titles: list[str] = []
-
-  def box(self, name, x, y, width, height, title="") -> None:
-    corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
-    self.shape(name, corners, title)
-
-  def shape(self, name, corners, title="") -> None:
-    outline = path_lib.Path([*corners, corners[0]], closed=True)
-    self._add(outline, name, title)
-
-  def line(self, x0, y0, x1, y1) -> None:
-    self._add(path_lib.Path([(x0, y0), (x1, y1)]), "stroke", "")
-
-  def _add(self, outline, name, title) -> None:
-    self._titles.append(title)
-    patch = patches.PathPatch(
-        outline, clip_on=False, gid=f"heat-{name} {len(self._titles) - 1}"
-    )
-    patch.set_snap(False)
-    self._axes.add_patch(patch)
-
-  def text(self, name, x, y, text, align="left", size=11, weight="normal"):
-    self._titles.append("")
-    self._axes.text(
-        x, y, text, ha=align, fontsize=size, fontweight=weight,
-        parse_math=False, gid=f"heat-{name} {len(self._titles) - 1}",
-    )
-
-  def svg(self, alternative: str) -> str:
-    """Returns the figure as one flat `<svg>` element."""
-    drawn = io.StringIO()
-    with matplotlib.rc_context(
-        {"svg.hashsalt": "heat map", "svg.fonttype": "none"}
-    ):
-      self._figure.savefig(drawn, format="svg", metadata={"Date": None})
-    width, height = self._size
-    out = ElementTree.Element("svg", {
-        "class": "heat", "role": "img", "aria-label": alternative,
-        "width": str(width), "height": str(height),
-        "viewBox": f"0 0 {width} {height}",
-    })
-    ElementTree.SubElement(out, "style").text = _style()
-    for group in ElementTree.fromstring(drawn.getvalue()).iter(f"{_SVG}g"):
-      gid = group.get("id", "")
-      if gid.startswith("heat-"):
-        name, index = gid.split(" ")
-        out.append(_element(group[0], name, self._titles[int(index)]))
-    return ElementTree.tostring(out, encoding="unicode")
-
-
-def _element(drawn, name: str, title: str) -> ElementTree.Element:
-  """One of matplotlib's elements with a class in the place of its style."""
-  kind = drawn.tag.removeprefix(_SVG)
-  out = ElementTree.Element(kind, {"class": name})
-  if kind == "path":
-    out.set("d", " ".join(drawn.get("d").split()))
-    if title:
-      ElementTree.SubElement(out, "title").text = title
-    return out
-  style = dict(
-      item.split(": ", 1) for item in drawn.get("style").split("; ")
-  )
-  for key in ("font-size", "font-weight", "text-anchor"):
-    if style.get(key, "start") != "start":
-      out.set(key, style[key])
-  out.set("x", drawn.get("x"))
-  out.set("y", drawn.get("y"))
-  out.text = drawn.text
-  return out
-
-
-def _style() -> str:
-  rules = [
-      f".heat-{name}{{fill:var(--heat-{name},{light})}}"
-      for name, (light, _) in COLOURS.items()
-  ]
-  outline = f"stroke:var(--heat-muted,{COLOURS['muted'][0]})"
-  rules.append(f".heat-hollow{{fill:none;{outline};stroke-dasharray:2 2}}")
-  rules.append(f".heat-stroke{{fill:none;{outline};stroke-width:1.5}}")
-  return "".join(rules)

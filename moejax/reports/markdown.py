@@ -255,7 +255,8 @@ def _exchanges(arithmetics) -> str:
   legal = sum(e["legal"] for e in found)
   text = (
       f"{words.plural(len(found), 'choice')} of experts or tokens"
-      f" {'differs' if len(found) == 1 else 'differ'} in native arithmetic: {legal:,} legal, {len(found) - legal:,} not legal."
+      f" {'differs' if len(found) == 1 else 'differ'} in native arithmetic:"
+      f" {legal:,} legal, {len(found) - legal:,} not legal."
   )
   bad = [e for e in found if not e["legal"]]
   if bad:
@@ -274,7 +275,7 @@ def _exchanges(arithmetics) -> str:
 
 def _certificates(certificates) -> str:
   if not certificates:
-    return "Portable arithmetic was not run."
+    return "None; only portable runs have one."
   return _table(
       ["Side", "Complete", "Elements", "Uncertain", "Computed exactly"],
       (

@@ -63,9 +63,10 @@ def _arithmetic(name: str, part: Mapping) -> dict:
   exchanges = [
       {**e, "slots": _slots(e)} for e in part.get("exchanges") or []
   ]
+  title = f"{name.capitalize()} arithmetic"
   return {
       **part,
-      "title": f"{name.capitalize()} arithmetic",
+      "title": title,
       "tap_of_first": first and found.get((first["layer"], first["operator"])),
       "differing": differing,
       "operations_beyond": [
@@ -79,7 +80,7 @@ def _arithmetic(name: str, part: Mapping) -> dict:
           {**t, "pair": _split(t["ours_text"], t["reference_text"])}
           for t in part["trajectories"]
       ],
-      "picture": heat_map.render(part["taps"], f"{name.capitalize()} arithmetic"),
+      "picture": heat_map.render(part["taps"], title),
   }
 
 

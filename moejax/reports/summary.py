@@ -150,7 +150,7 @@ def _texts(arithmetics) -> str:
 
 def _certificate(certificates) -> str:
   if not certificates:
-    return "portable arithmetic was not run"
+    return "none; only portable runs have one"
   return "; ".join(
       f"{side} {c['elements']:,} elements, {c['uncertain']:,} uncertain,"
       f" {c['unresolved']:,} left open"

@@ -277,6 +277,13 @@ class OracleTest(parameterized.TestCase):
     bits.assert_same_bits(
         lib.term_order(contract, jnp.asarray(ids)), expected
     )
+    # A sort that is stable by accident is so for few elements only.
+    ids = np.arange(100, dtype=np.int32)[None] % 2
+    expected = np.int32([[*range(0, 100, 2), *range(1, 100, 2)]])
+    bits.assert_same_bits(lib.term_order(contract, ids, xp=np), expected)
+    bits.assert_same_bits(
+        lib.term_order(contract, jnp.asarray(ids)), expected
+    )
 
   @hp.given(seed=hps.integers(0, 2**16), token=hps.integers(0, 4))
   def test_a_token_alone_has_the_bits_it_has_in_a_batch(self, seed, token):
@@ -365,6 +372,33 @@ class OracleTest(parameterized.TestCase):
       contract = _contract("P32", round_before_shared=early)
       y = lib.ordered_combine_oracle(*inputs, contract, shared)
       bits.assert_same_bits(y, np.array([[expected]], ml_dtypes.bfloat16))
+
+  def test_a_product_is_rounded_to_float32_and_then_to_the_operand(self):
+    # 2.5e-8 above 1 + 2**-8, which float32 takes for that tie of bfloat16.
+    gate = np.float32([[float.fromhex("0x1.00d9c2p+0")]])
+    expert_out = np.float32([[[float.fromhex("0x1.00261ep+0")]]])
+    self.assertGreater(float(gate[0, 0]) * expert_out.item(), 1 + 2.0**-8)
+    contract = _contract("C", output="float32")
+    inputs = (expert_out, gate, np.int32([[0]]))
+    for y in (
+        lib.ordered_combine_oracle(*inputs, contract),
+        lib.ordered_combine(*map(jnp.asarray, inputs), contract),
+    ):
+      bits.assert_same_bits(y, np.float32([[1.0]]))
+
+  def test_a_sum_is_rounded_to_float32_and_then_to_the_accumulator(self):
+    # 1 + 2**-8 + 2**-28 is the tie 1 + 2**-8 in float32, and 1 in bfloat16.
+    inputs = (
+        np.float32([[[1], [2.0**-8 * (1 + 2.0**-20)]]]),
+        np.float32([[1, 1]]),
+        np.int32([[0, 0]]),
+    )
+    contract = _contract("A", output="float32")
+    for y in (
+        lib.ordered_combine_oracle(*inputs, contract),
+        lib.ordered_combine(*map(jnp.asarray, inputs), contract),
+    ):
+      bits.assert_same_bits(y, np.float32([[1.0]]))
 
   @parameterized.parameters(
       ("gate_dtype", "bfloat16"),

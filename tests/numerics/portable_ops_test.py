@@ -184,6 +184,17 @@ class TwinTest(parameterized.TestCase):
         )
       bits.assert_same_bits(ops.cast(jnp.asarray(x), to), expected)
 
+  def test_a_scalar_is_not_rounded_first(self):
+    ops = lib.PortableOperations()
+    x = jnp.asarray([-0.1, 3.0], jnp.float32)
+    wide = np.asarray(x, np.float64)
+    bits.assert_same_bits(
+        ops.add_scalar(x, 0.1), (wide + 0.1).astype(np.float32)
+    )
+    self.assertNotEqual(float(ops.add_scalar(x, 0.1)[0]), 0.0)
+    bits.assert_same_bits(ops.scale(x, 0.1), (wide * 0.1).astype(np.float32))
+    self.assertNotEqual(float(ops.scale(x, 0.1)[1]), float(x[1] * x[0] * -1))
+
   @parameterized.parameters(*_DTYPES)
   def test_expert_linear_is_a_linear_layer_for_each_row(self, dtype):
     x = _random(dtype)
@@ -326,7 +337,12 @@ class ZeroTest(absltest.TestCase):
     # With one term a compiler may drop the addition to +0.
     one = jnp.asarray([[-0.0], [-0.0]], jnp.float32)
     bits.assert_same_bits(ops.sum(one, _SITE), zero)
+    bits.assert_same_bits(ops.mean(one, _SITE), zero)
     bits.assert_same_bits(ops.matmul(one, ones[:1], _SITE), zero)
+    y = ops.combine(
+        one[:, None], jnp.zeros((2, 1), jnp.int32), _float32_sum("float32"), 0
+    )
+    bits.assert_same_bits(y, zero)
 
   def test_one_operation_keeps_the_sign_of_zero(self):
     ops = lib.PortableOperations()

@@ -21,6 +21,7 @@ import numpy as np
 
 from moejax.contracts import combine
 from moejax.numerics import certificate as certificate_lib
+from moejax.numerics import exact
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
 from moejax.numerics import portable_oracle as lib
@@ -53,11 +54,11 @@ def _mpf(x: np.ndarray) -> np.ndarray:
 
 
 def _elementwise(fn: Callable) -> Callable:
-  def exact(x):
+  def value(x):
     with mpmath.workprec(_BITS):
       return np.vectorize(fn, otypes=[object])(_mpf(x))
 
-  return exact
+  return value
 
 
 def _softmax(x: np.ndarray, log: bool = False) -> np.ndarray:
@@ -92,11 +93,11 @@ def _unary(name: str):
   def run(ops, x, dtype):
     return ops.unary(name, np.abs(x) if name in _POSITIVE else x, dtype)
 
-  def exact(x):
+  def value(x):
     x = np.abs(x) if name in _POSITIVE else x
     return _elementwise(_UNARY[name])(x)
 
-  return run, exact
+  return run, value
 
 
 def _combine(ops, x, dtype):
@@ -190,11 +191,11 @@ class ExactTest(parameterized.TestCase):
 
   @parameterized.product(name=tuple(_OPERATIONS), dtype=_DTYPES)
   def test_equals_the_exact_value_rounded_in_turn(self, name, dtype):
-    run, exact = _OPERATIONS[name]
+    run, value = _OPERATIONS[name]
     ops = lib.PortableOracle()
     x = _x(dtype)
     out = run(ops, x, dtype)
-    bits.assert_same_bits(out, _round(exact(x), dtype))
+    bits.assert_same_bits(out, _round(value(x), dtype))
     self.assertEqual(ops.certificate.elements, out.size)
     self.assertTrue(ops.certificate.complete)
 
@@ -263,11 +264,11 @@ class UncertainTest(parameterized.TestCase):
   def test_uncertain_elements_are_recomputed_to_the_same_bits(
       self, name, dtype
   ):
-    run, exact = _UNCERTAIN[name]
+    run, value = _UNCERTAIN[name]
     self._widen_unit(dtype)
     ops = lib.PortableOracle()
     x = _x(dtype)
-    bits.assert_same_bits(run(ops, x, dtype), _round(exact(x), dtype))
+    bits.assert_same_bits(run(ops, x, dtype), _round(value(x), dtype))
     report = ops.certificate.to_dict()
     (counts,) = report["operations"].values()
     self.assertGreater(counts["uncertain"], 0)
@@ -310,6 +311,17 @@ class UncertainTest(parameterized.TestCase):
     )
     self.assertEqual(ops.certificate.uncertain, 3)
 
+  def test_a_bias_widens_the_bound(self):
+    # The dot product loses 2**-78, without which the sum is a tie of float64
+    # and then one of float32.
+    y = lib.PortableOracle().matmul(
+        np.ones((1, 3), np.float32),
+        np.float32([[2.0**-24], [2.0**-53], [2.0**-78]]),
+        "float32",
+        bias=np.float32([1]),
+    )
+    bits.assert_same_bits(y, np.float32([[1 + 2.0**-23]]))
+
   @parameterized.parameters(
       ("float32", 2.0**-23), ("bfloat16", 2.0**-7), ("float16", 2.0**-10)
   )
@@ -336,6 +348,53 @@ class UncertainTest(parameterized.TestCase):
       y = ops.sum(x, -1, True, "float32")
     bits.assert_same_bits(y, np.float32([[np.inf], [np.nan], [np.nan]]))
     self.assertEqual(ops.certificate.uncertain, 0)
+
+
+class ExactElementTest(parameterized.TestCase):
+  """One recomputed element is the exact value, rounded once to float64."""
+
+  def _assert_equal(self, actual, exact_values):
+    with mpmath.workprec(_BITS):
+      expected = [float(value) for value in np.ravel(exact_values)]
+    bits.assert_same_bits(np.float64(actual).ravel(), np.float64(expected))
+
+  @parameterized.parameters(*_UNARY)
+  def test_functions_of_one_value(self, name):
+    x = _x("float32").reshape(-1).astype(np.float64)
+    x = np.abs(x) if name in _POSITIVE else x
+    self._assert_equal(
+        [exact.unary(name, v) for v in x], _elementwise(_UNARY[name])(x)
+    )
+
+  def test_powers_and_quotients(self):
+    x = _x("float32").reshape(-1).astype(np.float64)
+    self._assert_equal(
+        [exact.power(10.0, v) for v in x],
+        _elementwise(lambda v: mpmath.exp(v * mpmath.log(10)))(x),
+    )
+    self._assert_equal(
+        [exact.quotient(a, b) for a, b in zip(x, x[::-1], strict=True)],
+        _fractions(x) / _fractions(x[::-1]),
+    )
+
+  def test_reductions(self):
+    x = _x("float32").astype(np.float64)
+    columns = range(x.shape[1])
+    self._assert_equal(
+        [[exact.softmax(row, i) for i in columns] for row in x], _softmax(x)
+    )
+    self._assert_equal(
+        [[exact.log_softmax(row, i) for i in columns] for row in x],
+        _softmax(x, log=True),
+    )
+    sums = _fractions(x).sum(-1)
+    self._assert_equal([exact.total(row.tolist()) for row in x], sums)
+    self._assert_equal([exact.mean(row) for row in x], sums / 16)
+    squares = (_fractions(x) ** 2).sum(-1)
+    self._assert_equal(
+        [exact.dot(row, row, 0.1) for row in x],
+        squares + fractions.Fraction(0.1),
+    )
 
 
 class OrderTest(parameterized.TestCase):

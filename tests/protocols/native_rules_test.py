@@ -43,10 +43,16 @@ class RulesTest(absltest.TestCase):
         **options,
     )
 
-  def _judge(self, replay):
+  def _judge(self, replay, accumulator="float32"):
     comparison = compare.compare(replay, self.reference)
     native_rules.judge_by_bounds(
-        comparison, replay, self.portable, self.bounds, self.reference, {}
+        comparison,
+        replay,
+        self.portable,
+        self.bounds,
+        self.reference,
+        {},
+        accumulator,
     )
     return comparison
 
@@ -95,14 +101,33 @@ class RulesTest(absltest.TestCase):
       ]
       self.assertEqual(bad, [taps_lib.split(name)])
 
-  def test_one_bit_of_a_combine_is_beyond_its_contract(self):
+  def test_a_combine_may_only_be_a_rounding_of_a_float32_sum(self):
+    """One bfloat16 step is beyond, unless the sum stands at the boundary."""
+    key = (1, "moe.experts.combine")
     name = "layers.1.moe.experts.combine"
     replay = copy.deepcopy(self.reference)
     replay[0].steps[0].taps[name].view(np.uint16)[0, 0] ^= 1
-    count = self._judge(replay).counts[taps_lib.split(name)]
+    count = self._judge(replay).counts[key]
     self.assertEqual(
         (count.verdict, count.rule), ("beyond_rule", native_rules.CONTRACT)
     )
+
+    at_boundary = copy.deepcopy(self.reference)
+    terms = at_boundary[0].steps[0].taps["layers.1.moe.experts.terms"]
+    terms[0, :, 0] = (1.0, 2**-8, 0.0)  # Half way from 1 to the next number.
+    for one, value in ((at_boundary, 1.0), (replay, 1.0 + 2**-7)):
+      one[0].steps[0].taps[name][0, 0] = value
+    for accumulator, expected in (
+        ("float32", "within_rule"),
+        ("bfloat16", "beyond_rule"),
+    ):
+      with self.subTest(accumulator):
+        kept, self.reference = self.reference, at_boundary
+        try:
+          count = self._judge(replay, accumulator).counts[key]
+        finally:
+          self.reference = kept
+        self.assertEqual(count.verdict, expected)
 
   def test_the_bound_is_near_what_it_bounds(self):
     """Two bfloat16 steps away is within for one rounding, eight are not."""
