@@ -18,8 +18,8 @@ from moejax.contracts import named_combines
 from moejax.numerics import reference_ops
 from moejax.protocols import golden
 from moejax.protocols import trajectory
+from torch_bridge.hf import tokenizer
 from torch_bridge import subject as subject_lib
-from torch_bridge import tokenizer
 
 _OUT = flags.DEFINE_string("out", str(shipped.GOLDEN), "File to write.")
 

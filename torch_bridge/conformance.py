@@ -34,8 +34,8 @@ from moejax.protocols import outcome as outcome_lib
 from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory
 from torch_bridge import capsule_reference
+from torch_bridge.hf import tokenizer as tokenizer_lib
 from torch_bridge import subject as subject_lib
-from torch_bridge import tokenizer as tokenizer_lib
 
 ARITHMETICS = ("portable", "native")
 _TAPS = {

@@ -17,10 +17,10 @@ from moejax.contracts import ops
 from moejax.modules import config as config_lib
 from moejax.modules import decoder as decoder_lib
 from moejax.protocols import trajectory
-from torch_bridge import checkpoint as checkpoint_lib
-from torch_bridge import hf_config
-from torch_bridge import parameter_map
-from torch_bridge import tokenizer as tokenizer_lib
+from torch_bridge.hf import checkpoint as checkpoint_lib
+from torch_bridge.hf import hf_config
+from torch_bridge.hf import parameter_map
+from torch_bridge.hf import tokenizer as tokenizer_lib
 
 
 @dataclasses.dataclass(slots=True)

@@ -16,8 +16,8 @@ Layer: contracts. Imports contracts.
 
 import dataclasses
 
-from moejax.contracts import document
 from moejax.contracts import combine
+from moejax.contracts import document
 
 SCORES = ("softmax", "sigmoid", "sqrt_softplus")
 TIE_RULES = ("lowest_index", "highest_index")

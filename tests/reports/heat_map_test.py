@@ -118,8 +118,9 @@ class HeatMapTest(parameterized.TestCase):
   def test_no_taps_are_said_to_be_none(self):
     self.assertIn("No tap was captured.", _texts(lib.render([], "x")))
 
-  def test_cells_of_many_layers_do_not_overlap(self):
-    taps = [_tap("output", layer) for layer in range(48)]
+  @parameterized.parameters(2, 48, 94)
+  def test_cells_are_wide_enough_and_do_not_overlap(self, layers):
+    taps = [_tap("output", layer) for layer in range(layers)]
     svg = lib.render(taps, "x")
     edges = []
     for path in ElementTree.fromstring(svg).iter("path"):
@@ -127,6 +128,8 @@ class HeatMapTest(parameterized.TestCase):
         numbers = [float(n) for n in path.get("d").split() if n[0].isdigit()]
         edges.append((min(numbers[::2]), max(numbers[::2])))
     width = float(ElementTree.fromstring(svg).get("width"))
+    for left, right in edges:
+      self.assertGreaterEqual(right - left, 10)
     for left, right in zip(edges, edges[1:]):
       self.assertLess(left[1], right[0])
     self.assertLess(edges[-1][1], width)

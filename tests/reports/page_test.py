@@ -117,6 +117,7 @@ class PageTest(parameterized.TestCase):
     report["arithmetics"]["portable"]["first_difference"]["prompt"] = (
         samples.HOSTILE
     )
+    report["explanation"]["ours"] = samples.HOSTILE  # The headline names it.
     text = lib.render(report)
     self.assertNotIn("<script", text)
     self.assertNotIn("'a'", text)

@@ -15,7 +15,7 @@ import torch
 
 from moejax.protocols import explain
 from moejax.protocols import trajectory
-from tests.torch_bridge import tiny_models
+from tests.torch_bridge.hf import tiny_models
 from torch_bridge import torch_reference
 
 _PROMPT = trajectory.Prompt("p", tuple(range(1, 30)))

@@ -29,8 +29,8 @@ from moejax.protocols import compare
 from moejax.protocols import outcome
 from moejax.protocols import taps
 from moejax.protocols import trajectory
+from torch_bridge.hf import tokenizer as tokenizer_lib
 from torch_bridge import subject as subject_lib
-from torch_bridge import tokenizer as tokenizer_lib
 from torch_bridge import torch_reference
 
 _FOLDER = (

@@ -3,7 +3,7 @@
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from torch_bridge import skip_list
+from torch_bridge.hf import skip_list
 
 
 class IsSkippedTest(parameterized.TestCase):

@@ -9,10 +9,10 @@ import safetensors.numpy
 
 from moejax.contracts import refusal
 from tests import bits
-from torch_bridge import expert_layout
+from torch_bridge.hf import expert_layout
 
 _SQUARE = (
-    pathlib.Path(__file__).parents[1] / "cases/files/expert_layout_square"
+    pathlib.Path(__file__).parents[2] / "cases/files/expert_layout_square"
 )
 _GATE_UP = "model.layers.0.mlp.experts.gate_up_proj"
 _DOWN = "model.layers.0.mlp.experts.down_proj"

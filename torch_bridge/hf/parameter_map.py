@@ -30,8 +30,8 @@ from moejax.contracts import document
 from moejax.contracts import refusal
 from moejax.modules import config as config_lib
 from moejax.modules import decoder
-from torch_bridge import checkpoint as checkpoint_lib
-from torch_bridge import expert_layout
+from torch_bridge.hf import checkpoint as checkpoint_lib
+from torch_bridge.hf import expert_layout
 
 FORMS = ("per_expert", "stacked", "stacked_weight")
 LM_HEAD = "lm_head.weight"

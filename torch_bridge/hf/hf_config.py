@@ -19,8 +19,8 @@ from typing import Any
 
 from moejax.contracts import refusal
 from moejax.modules import config as config_lib
-from torch_bridge import json_file
-from torch_bridge import rope_config
+from torch_bridge.hf import json_file
+from torch_bridge.hf import rope_config
 
 MODEL_TYPE = "qwen3_moe"
 FILE = "config.json"

@@ -15,7 +15,7 @@ import pathlib
 import tokenizers
 
 from moejax.contracts import refusal
-from torch_bridge import json_file
+from torch_bridge.hf import json_file
 
 FILE = "tokenizer.json"
 SCHEMA = "prompts/1"

@@ -9,9 +9,9 @@ import transformers
 
 from moejax.modules import config as config_lib
 from moejax.modules import rotary
-from tests.torch_bridge import published_config
-from tests.torch_bridge import tiny_models
-from torch_bridge import hf_config
+from tests.torch_bridge.hf import published_config
+from tests.torch_bridge.hf import tiny_models
+from torch_bridge.hf import hf_config
 
 _PUBLISHED = published_config.PUBLISHED
 _YARN = published_config.YARN

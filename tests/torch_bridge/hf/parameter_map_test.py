@@ -19,15 +19,15 @@ from moejax.modules import config as config_lib
 from moejax.modules import decoder
 from moejax.numerics import reference_ops
 from tests import bits
-from tests.torch_bridge import saved_models
-from tests.torch_bridge import tiny_models
-from torch_bridge import checkpoint
-from torch_bridge import hf_config
-from torch_bridge import parameter_map
+from tests.torch_bridge.hf import saved_models
+from tests.torch_bridge.hf import tiny_models
+from torch_bridge.hf import checkpoint
+from torch_bridge.hf import hf_config
+from torch_bridge.hf import parameter_map
 from torch_bridge import tensor_bits
 
 _SHIPPED = (
-    pathlib.Path(__file__).parents[2]
+    pathlib.Path(__file__).parents[3]
     / "experiments/checkpoints/tiny_qwen3_moe"
 )
 # Our last segment -> where it lies in transformers' modules.

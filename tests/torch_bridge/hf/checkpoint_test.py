@@ -17,11 +17,11 @@ import safetensors.numpy
 from moejax.contracts import refusal
 from moejax.numerics import fingerprint
 from tests import bits
-from tests.torch_bridge import tiny_models
-from torch_bridge import checkpoint
+from tests.torch_bridge.hf import tiny_models
+from torch_bridge.hf import checkpoint
 from torch_bridge import tensor_bits
 
-_CASES = pathlib.Path(__file__).parents[1] / "cases" / "files"
+_CASES = pathlib.Path(__file__).parents[2] / "cases" / "files"
 _EXPECTED = json.loads((_CASES / "special_values_expected.json").read_text())
 
 

@@ -10,10 +10,10 @@ from absl.testing import parameterized
 import transformers
 
 from moejax.contracts import refusal
-from torch_bridge import tokenizer
+from torch_bridge.hf import tokenizer
 
 _SHIPPED = (
-    pathlib.Path(__file__).parents[2]
+    pathlib.Path(__file__).parents[3]
     / "experiments/checkpoints/tiny_qwen3_moe"
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moejax.modules import config as config_lib
-from torch_bridge import json_file
+from torch_bridge.hf import json_file
 
 FIELDS = (
     "partial_rotary_factor",

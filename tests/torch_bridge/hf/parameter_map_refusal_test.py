@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 
 from moejax.contracts import refusal
-from tests.torch_bridge import saved_models
-from tests.torch_bridge import tiny_models
-from torch_bridge import parameter_map
+from tests.torch_bridge.hf import saved_models
+from tests.torch_bridge.hf import tiny_models
+from torch_bridge.hf import parameter_map
 
 
 class RefusalTest(saved_models.SavedModelTestCase):

@@ -21,7 +21,7 @@ import safetensors
 
 from moejax.contracts import refusal
 from moejax.numerics import fingerprint
-from torch_bridge import json_file
+from torch_bridge.hf import json_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,12 +7,12 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from moejax.contracts import refusal
-from tests.torch_bridge import published_config
-from torch_bridge import hf_config
+from tests.torch_bridge.hf import published_config
+from torch_bridge.hf import hf_config
 
 _PUBLISHED = published_config.PUBLISHED
 _YARN = published_config.YARN
-_CASES = pathlib.Path(__file__).parents[1] / "cases" / "files"
+_CASES = pathlib.Path(__file__).parents[2] / "cases" / "files"
 
 
 def _from(**changes):

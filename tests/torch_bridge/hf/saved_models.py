@@ -8,10 +8,10 @@ import numpy as np
 import safetensors.numpy
 
 from moejax.contracts import refusal
-from tests.torch_bridge import tiny_models
-from torch_bridge import checkpoint
-from torch_bridge import hf_config
-from torch_bridge import parameter_map
+from tests.torch_bridge.hf import tiny_models
+from torch_bridge.hf import checkpoint
+from torch_bridge.hf import hf_config
+from torch_bridge.hf import parameter_map
 
 
 class SavedModelTestCase(parameterized.TestCase):
