@@ -93,21 +93,22 @@ def run(
       dtype=decoder.layers[0].attention.state_dtype,
   )
   steps: list[list[capture_lib.Step]] = [[] for _ in prompts]
+  window = decoder.config.sliding_window
   for index in range(num_steps + 1):
     recorder = capture_lib.BatchRecorder(
         lambda name: wanted(name) or name == "logits"
     )
-    end = state.length + feed.shape[1]
+    start, end = state.length, state.length + feed.shape[1]
     pads = padding if index == 0 else [0] * len(prompts)
+    keys = [_first_key(first, start, window) for first in padding]
     tap: tap_lib.Tap = recorder
     if given is not None:
       tap = capture_lib.Replay(
           recorder,
           _given_values(given, index, given_taps),
-          [(pads[i], padding[i], end) for i in range(len(prompts))],
+          [(pads[i], keys[i], end) for i in range(len(prompts))],
           any_dtype,
       )
-    start = state.length
     _, state = decoder(
         jnp.asarray(feed), state, jnp.asarray(valid), tap=tap
     )
@@ -117,7 +118,7 @@ def run(
     arrays = _state_arrays(state)
     for row, prompt in enumerate(prompts):
       taps = recorder.rows(
-          seen, row, len(prompts), pads[row], padding[row], end
+          seen, row, len(prompts), pads[row], keys[row], end
       )
       steps[row].append(
           capture_lib.Step(
@@ -126,8 +127,7 @@ def run(
               chosen=first_largest(taps["logits"][-1]),
               taps=taps,
               state=capture_lib.state_fingerprint(
-                  live_state(arrays, row, padding[row], end,
-                             decoder.config.sliding_window)
+                  live_state(arrays, row, padding[row], end, window)
               ),
           )
       )
@@ -138,7 +138,6 @@ def run(
         np.int32,
     )
     valid = np.ones_like(feed, bool)
-  window = decoder.config.sliding_window
   return [
       capture_lib.Capture(
           prompt.id,
@@ -148,6 +147,11 @@ def run(
       )
       for row, prompt in enumerate(prompts)
   ]
+
+
+def _first_key(first: int, start: int, window: int | None) -> int:
+  """The first state row that any query of a step can see."""
+  return first if window is None else max(first, start - (window - 1))
 
 
 def first_largest(logits: np.ndarray) -> int:

@@ -28,7 +28,7 @@ def render(report: Mapping) -> str:
       f"Our decoder against {_escape(words.reference_name(report))};"
       f" {words.plural(len(report['prompts']), 'prompt')}.",
       "## Levels",
-      _levels(report["arithmetics"]),
+      _levels(report),
       "## First difference",
       *(_first(name, p) for name, p in report["arithmetics"].items()),
       "## Causes",
@@ -90,7 +90,8 @@ def _verdict(state: str) -> str:
   return " ".join(words.VERDICTS[state])
 
 
-def _levels(arithmetics) -> str:
+def _levels(report) -> str:
+  arithmetics = report["arithmetics"]
   # A dictionary keeps each rule once, in the order of the levels.
   rules = dict.fromkeys(
       p["rules"][level] for p in arithmetics.values() for level in words.LEVELS
@@ -112,6 +113,11 @@ def _levels(arithmetics) -> str:
         if p["rules"][level] == rule
     ]
     lines.append(f"- {', '.join(where)}: {_escape(rule)}")
+  lines += [
+      f"- single taps: {_escape(rule)}"
+      for rule in words.rules(report)
+      if rule not in rules
+  ]
   return table + "\n\nRules:\n\n" + "\n".join(lines)
 
 

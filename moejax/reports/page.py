@@ -23,6 +23,7 @@ from moejax.reports import words
 
 _FOLDER = pathlib.Path(__file__).parent
 _SHOWN = 12  # Rows of a long table that stand outside its fold.
+_MOST = 1000  # Exchanges on the page; a long run has tens of thousands.
 
 
 def render(report: Mapping) -> str:
@@ -34,7 +35,9 @@ def render(report: Mapping) -> str:
       trim_blocks=True,
       lstrip_blocks=True,
   )
-  environment.globals.update(words=words, verdict=verdict, shown=_SHOWN)
+  environment.globals.update(
+      words=words, verdict=verdict, shown=_SHOWN, most=_MOST
+  )
   environment.filters.update(
       count=words.count, number=words.number, pretty=_pretty, mark=_mark
   )
@@ -51,6 +54,7 @@ def render(report: Mapping) -> str:
       aliases=_aliases(report["explanation"]),
       operations=_operations(report["certificates"]),
       meanings=words.MEANINGS,
+      rules=words.rules(report),
       colours=heat_map.COLOURS,
   )
 

@@ -36,7 +36,7 @@ MEANINGS = {
     verdict.SAME_BITS: "every element is equal, bit by bit",
     verdict.WITHIN_RULE: "some bits differ, by no more than the rule allows",
     verdict.BEYOND_RULE: "the difference is larger than the rule allows",
-    verdict.MISSING: "only one side has it, so nothing could be compared",
+    verdict.MISSING: "not there on both sides, so it could not be compared",
     verdict.UNSUPPORTED: "legal, but not known to this project",
 }
 
@@ -229,6 +229,16 @@ def plain(text: str) -> str:
 def plural(number_of: int, noun: str) -> str:
   """Writes "1 prompt" or "6 prompts"."""
   return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
+
+
+def rules(report: Mapping) -> list[str]:
+  """Every rule that a tap was judged by, each once, in order."""
+  return list(dict.fromkeys(
+      tap["rule"]
+      for part in report["arithmetics"].values()
+      for tap in part["taps"]
+      if tap["rule"]
+  ))
 
 
 def reference_name(report: Mapping) -> str:

@@ -43,7 +43,8 @@ class FactorTest(parameterized.TestCase):
       (16.0, 1.0, 1.0, 1.0),
       (40.0, 0.707, 1.0, 0.921042355),
       (4.0, 0.0, 0.0, 1.138629436),
-      (16.0, 1.0, 0.0, 1.277258872),  # One of the pair alone counts as none.
+      (16.0, 0.707, 0.0, 1.277258872),  # One of the pair counts as none.
+      (16.0, 0.0, 0.707, 1.277258872),
       (1.0, 0.0, 0.0, 1.0),
   )
   def test_c22_attention_factor(self, factor, mscale, all_dim, expected):
@@ -90,6 +91,12 @@ class FrequenciesTest(parameterized.TestCase):
       (
           # Few rotations: both ends of the ramp fall on pair 0.
           "yarn_empty_range",
+          _yarn(factor=4.0, original_positions=6, beta_fast=2.0),
+          {},
+      ),
+      (
+          # Fewer still: the ramp would end before it begins.
+          "yarn_inverted_range",
           _yarn(factor=4.0, original_positions=4, beta_fast=2.0),
           {},
       ),

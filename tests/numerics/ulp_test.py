@@ -97,8 +97,8 @@ class DistanceTest(parameterized.TestCase):
     x = np.ones(3, np.float32)
     with self.assertRaisesRegex(ValueError, "float32.*float16"):
       lib.distance_ulp(x, x.astype(np.float16))
-    with self.assertRaisesRegex(ValueError, r"\(3,\).*\(2,\)"):
-      lib.distance_ulp(x, x[:2])
+    with self.assertRaisesRegex(ValueError, r"no distance .*\(3,\).*\(1,\)"):
+      lib.distance_ulp(x, x[:1])
     with self.assertRaisesRegex(ValueError, "16- and 32-bit"):
       lib.distance_ulp(x.astype(np.float64), x.astype(np.float64))
 

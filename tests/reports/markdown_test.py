@@ -94,6 +94,11 @@ class MarkdownTest(parameterized.TestCase):
     self.assertEqual(text.count(": envelope: 2 x the largest"), 1)
     self.assertIn("- L1 native, L2 native, L3 native: envelope", text)
 
+  def test_the_rule_of_a_single_tap_is_printed(self):
+    report = samples.conformant()
+    report["arithmetics"]["native"]["taps"][0]["rule"] = "a rule: its source"
+    self.assertIn("- single taps: a rule: its source\n", lib.render(report))
+
   def test_illegal_exchanges_are_listed(self):
     report = samples.conformant()
     report["arithmetics"]["native"]["exchanges"][0]["legal"] = False

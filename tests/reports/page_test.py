@@ -176,10 +176,16 @@ class PageTest(parameterized.TestCase):
     report = samples.conformant()
     tap = report["arithmetics"]["native"]["taps"][-3]
     self.assertEqual(tap["tap"], "moe.experts.combine")
-    tap["verdict"] = verdict.BEYOND_RULE
+    tap["verdict"], tap["rule"] = verdict.BEYOND_RULE, "a rule: its source"
     section = _section(lib.render(report), "causes")
     self.assertIn("layers.1.moe.experts.combine", section)
-    self.assertIn("forward error bound", section)
+    self.assertIn("<li>a rule: its source</li>", section)
+
+  def test_every_rule_is_printed_with_its_source(self):
+    report = samples.conformant()
+    report["arithmetics"]["native"]["taps"][0]["rule"] = "a rule: its: source"
+    section = _section(lib.render(report), "levels")
+    self.assertIn("<dt>a rule</dt><dd>its: source</dd>", section)
 
   def test_a_missing_tap_is_named(self):
     section = _section(lib.render(samples.missing_tap()), "causes")
@@ -209,6 +215,14 @@ class PageTest(parameterized.TestCase):
     self.assertLess(section.index("✕"), section.index("✓"))
     self.assertIn("<b>2</b>", section)
     self.assertIn("0 (tie)", section)
+
+  def test_the_page_counts_the_exchanges_that_it_leaves_out(self):
+    report = samples.conformant()
+    report["arithmetics"]["native"]["exchanges"] *= 1234
+    section = _section(lib.render(report), "exchanges")
+    self.assertIn("1,234 choices differ: 1,234 legal", section)
+    self.assertIn("<summary>988 more</summary>", section)
+    self.assertIn("The other 234 stand in <code>report.json</code>", section)
 
   def test_an_open_certificate_is_not_called_complete(self):
     section = _section(lib.render(samples.unproven()), "certificate")
