@@ -84,6 +84,19 @@ class CapsuleReference:
           f"{self._folder} holds {sorted(held)} decode steps, not {asked}."
       )
 
+  def certificate(self) -> dict:
+    """The certificate of the captured portable run.
+
+    Raises:
+      HarnessError: it has none.
+    """
+    certificate = self._manifest["about"].get("certificate")
+    if not certificate:
+      raise refusal.HarnessError(
+          f"{self._folder} holds no certificate of its portable run."
+      )
+    return certificate
+
   def limits(self) -> dict[tuple[int | None, str], float]:
     """The envelope that was measured where the capsule was made.
 

@@ -213,13 +213,18 @@ class _Run:
   # The two arithmetics.
 
   def _portable(self, certificates) -> outcome_lib.Part:
-    certificates["ours"] = certificate_lib.Certificate()
-    certificates["reference"] = certificate_lib.Certificate()
+    mine, certificate = (certificate_lib.Certificate() for _ in range(2))
     theirs = self._reference_run(
-        "portable", "portable", certificate=certificates["reference"]
+        "portable", "portable", certificate=certificate
     )
-    decoder = self._decoder("portable", certificates["ours"])
+    decoder = self._decoder("portable", mine)
     ours = self._our_run("ours, portable", decoder)
+    certificates["ours"] = mine.to_dict()
+    certificates["reference"] = (
+        self.reference.certificate()
+        if isinstance(self.reference, capsule_reference.CapsuleReference)
+        else certificate.to_dict()
+    )
     self.ours["portable"], self.theirs["portable"] = ours, theirs
     comparison = compare.compare(ours, theirs)
     causes = []

@@ -35,6 +35,7 @@ def write_capsules(
         runs,
         {
             "backend": backend,
+            "certificate": report["certificates"].get(side),
             "contracts": report["contracts"],
             "environment": report.get("environment"),
             "envelope": envelope,

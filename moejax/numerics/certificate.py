@@ -63,7 +63,6 @@ class Certificate:
         "elements": self.elements,
         "uncertain": self.uncertain,
         "unresolved": self.unresolved,
-        "ties": self.ties,
         "operations": {
             name: {
                 "elements": self._elements[name],

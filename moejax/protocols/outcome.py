@@ -16,7 +16,6 @@ import math
 from moejax.contracts import combine as combine_contract
 from moejax.contracts import document
 from moejax.contracts import verdict
-from moejax.numerics import certificate as certificate_lib
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import compare
 from moejax.protocols import explain as explain_lib
@@ -68,7 +67,7 @@ def causes(replay: compare.Comparison) -> list[dict]:
 def build(
     *,
     parts: Mapping[str, Part],
-    certificates: Mapping[str, certificate_lib.Certificate],
+    certificates: Mapping[str, Mapping],
     explanation: explain_lib.Explanation | None,
     combine: combine_contract.CombineContract,
     ours: Mapping[str, Captures],
@@ -81,7 +80,8 @@ def build(
 
   Args:
     parts: {arithmetic: outcome}.
-    certificates: {"ours", "reference"} of the portable runs; may be empty.
+    certificates: {"ours", "reference"} of the portable runs, as
+      `Certificate.to_dict` gives them; empty without portable arithmetic.
     explanation: Of the reference's combine; None if it has none.
     combine: Our combine contract.
     ours: {arithmetic: captures}.
@@ -106,7 +106,11 @@ def build(
     }
     if part.exchanges is not None:
       arithmetics[name]["exchanges"] = [
-          {**dataclasses.asdict(e), "legal": e.legal} for e in part.exchanges
+          {
+              **{k: _json(v) for k, v in dataclasses.asdict(e).items()},
+              "legal": e.legal,
+          }
+          for e in part.exchanges
       ]
       arithmetics[name]["rules"] = {
           "L0": native_rules.MARGIN,
@@ -119,7 +123,7 @@ def build(
       arithmetics[name]["rules"] = {
           level: "same bits" for level in verdict.LEVELS
       }
-  complete = all(c.complete for c in certificates.values())
+  complete = all(c["complete"] for c in certificates.values())
   verdicts = [v for part in parts.values() for v in part.levels.values()]
   if not complete:
     verdicts.append(verdict.MISSING)
@@ -128,7 +132,7 @@ def build(
       "verdict": verdict.overall(verdicts),
       "exit_code": verdict.EXIT_CODES[verdict.overall(verdicts)],
       "arithmetics": arithmetics,
-      "certificates": {n: c.to_dict() for n, c in certificates.items()},
+      "certificates": {n: dict(c) for n, c in certificates.items()},
       "explanation": explained,
       "prompts": [
           {"id": p.id, "text": p.text or decode(p.tokens),
