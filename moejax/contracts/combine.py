@@ -75,6 +75,7 @@ class CombineContract:
   nan: str = "0x7fc00000"
 
   def __post_init__(self):
+    document.check_types(self)
     for field, choices in (
         ("gate_site", GATE_SITES),
         ("gate_dtype", FLOATS),
@@ -82,7 +83,6 @@ class CombineContract:
         ("accumulator", FLOATS),
         ("order", ORDERS),
         ("start", ("zero", "first")),
-        ("round_before_shared", (True, False)),
         ("output", FLOATS),
         ("contraction", ("mul_add", "fma")),
         ("subnormals", ("keep", "flush")),
@@ -91,6 +91,11 @@ class CombineContract:
     ):
       document.check_choice(
           "CombineContract", field, getattr(self, field), choices
+      )
+    if not _is_tuple_of_orders(self.permutations):
+      raise ValueError(
+          f"CombineContract: permutations={self.permutations!r} is no tuple of"
+          " tuples of slots."
       )
     if self.order != "explicit" and self.permutations:
       raise ValueError(
@@ -123,6 +128,13 @@ class CombineContract:
         ("float32", "bfloat16"): "A",
         ("bfloat16", "bfloat16"): "B",
     }.get((self.operand, self.accumulator))
+
+
+def _is_tuple_of_orders(value) -> bool:
+  return isinstance(value, tuple) and all(
+      isinstance(order, tuple) and all(type(slot) is int for slot in order)
+      for order in value
+  )
 
 
 def differing_fields(a: CombineContract, b: CombineContract) -> dict:

@@ -6,6 +6,7 @@ Layer: contracts. Imports contracts.
 import dataclasses
 
 from moejax.contracts import combine
+from moejax.contracts import document
 from moejax.contracts import reduction
 from moejax.contracts import route
 
@@ -52,6 +53,7 @@ class DecoderContract:
   combine: combine.CombineContract
 
   def __post_init__(self):
+    document.check_types(self)
     if self.elementwise not in ("native", "portable"):
       raise ValueError(
           f"DecoderContract: elementwise={self.elementwise!r} is neither"

@@ -12,6 +12,7 @@ Layer: contracts. Imports nothing from this project.
 import dataclasses
 import hashlib
 import json
+import math
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -73,6 +74,32 @@ def from_dict(cls: type[T], values: Any) -> T:
   return cls(**{
       name: _value(fields[name].type, value) for name, value in values.items()
   })
+
+
+def check_types(contract: Any) -> None:
+  """Checks a contract's plain fields against their annotations.
+
+  Called by a contract when it is built. A whole number where a float belongs
+  becomes that float, so that equal contracts have equal digests.
+
+  Raises:
+    ValueError: a value is of another type (a truth value is no number), or a
+      float is not finite.
+  """
+  for field in dataclasses.fields(contract):
+    value = getattr(contract, field.name)
+    if field.type is float and type(value) is int:
+      value = float(value)
+      object.__setattr__(contract, field.name, value)
+    if field.type in (bool, int, float, str) and type(value) is not field.type:
+      raise ValueError(
+          f"{type(contract).__name__}: {field.name}={value!r} is no"
+          f" {field.type.__name__}."
+      )
+    if field.type is float and not math.isfinite(value):
+      raise ValueError(
+          f"{type(contract).__name__}: {field.name}={value!r} is not finite."
+      )
 
 
 def check_choice(owner: str, field: str, value: Any, choices: tuple) -> None:

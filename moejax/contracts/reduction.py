@@ -42,4 +42,5 @@ class ReductionContract:
   chain: str
 
   def __post_init__(self):
+    document.check_types(self)
     document.check_choice("ReductionContract", "chain", self.chain, CHAINS)

@@ -51,6 +51,7 @@ class RouterContract:
   scale: float = 1.0
 
   def __post_init__(self):
+    document.check_types(self)
     if self.top_k < 1:
       raise ValueError(f"RouterContract: top_k={self.top_k} must be positive.")
     for field, choices in (

@@ -27,8 +27,6 @@ RELATIVE = {
     "sigmoid": 16.0,
     "silu": 16.0,
     "softplus": 16.0,
-    "erf": 16.0,
-    "gelu": 32.0,
     "power": 32.0,
     "divide": 2.0,
 }

@@ -82,8 +82,6 @@ _UNARY: dict[str, Callable] = {
     "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
     "silu": lambda x: x / (1 + mpmath.exp(-x)),
     "softplus": lambda x: mpmath.log1p(mpmath.exp(x)),
-    "erf": mpmath.erf,
-    "gelu": lambda x: x * mpmath.ncdf(x),
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from moejax.contracts import document
+from moejax.numerics import formats
 
 SCHEMA = 1
 NAN_RULES = ("bits", "canonical")
@@ -85,7 +86,7 @@ def header(
 
 def payload(array: np.ndarray, nan: str = "bits") -> bytes:
   """Returns the canonical bytes of an array."""
-  if nan == "canonical":
+  if nan == "canonical" and formats.is_float(array.dtype):
     array = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
   array = np.ascontiguousarray(array)
   if array.dtype.byteorder == ">":

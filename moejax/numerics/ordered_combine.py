@@ -9,8 +9,6 @@ nor a flush nor a removed cast can touch it, compiled or not, on any backend:
   sum:     rounded to float64 and then to float32, which is the same as rounded
            once, because 53 >= 2 * 24 + 2
 
-`ordered_combine_float32.py` is the quick form in the backend's own float32.
-
 Layer: numerics. Contract: contracts/combine.py.
 """
 
@@ -82,7 +80,8 @@ def gate_terms_oracle(
     contract: gate_site, gate_dtype, operand, subnormals, rounding, nan.
 
   Returns:
-    [token, slot, embed] in contract.operand. At most two roundings.
+    [token, slot, embed] in contract.operand. At most two roundings. Every NaN
+    is the contract's, cut to the operand's width.
   """
   value = expert_out.astype(np.float32)
   if expert_out.dtype == np.float16:  # Whose payload survives differs by CPU.
@@ -93,7 +92,8 @@ def gate_terms_oracle(
     gate = _flush_oracle(gate.astype(np.float32), contract)
     with np.errstate(all="ignore"):
       value = _result_oracle(gate[..., None] * value, contract)
-  return _to_oracle(value, contract.operand, contract.rounding)
+  terms = _to_oracle(value, contract.operand, contract.rounding)
+  return np.where(np.isnan(terms), _nan_of(contract, contract.operand), terms)
 
 
 def add_terms_oracle(
@@ -215,12 +215,12 @@ def _finish_oracle(total, contract, shared) -> np.ndarray:
     shared = _flush_oracle(shared.astype(np.float32), contract)
     total = _add_oracle(total, shared, contract)
   out = _to_oracle(total, contract.output, "ieee")
-  return np.where(np.isnan(total), _nan_of(contract), out)
+  return np.where(np.isnan(total), _nan_of(contract, contract.output), out)
 
 
-def _nan_of(contract) -> np.ndarray:
-  """The contract's NaN, cut to the output's width."""
-  fmt = formats.of(contract.output)
+def _nan_of(contract, dtype: str) -> np.ndarray:
+  """The contract's NaN, cut to the width of a dtype."""
+  fmt = formats.of(dtype)
   word = int(contract.nan, 16)
   if fmt is formats.FLOAT16:  # Five exponent bits: keep the leading payload.
     word = 0x7E000000 if word == 0x7FC00000 else 0x7FFF0000
@@ -257,18 +257,24 @@ def gate_terms(
         * _flush(rounding.widen(expert_out), contract),
         contract,
     )
-  elif contract.operand == "bfloat16" and contract.rounding == "paper":
-    single = rounding.pack(rounding.widen(expert_out), "float32")
-    if expert_out.dtype == jnp.float32:
-      single = expert_out  # Keeps a NaN's payload, which the rule looks at.
-    bits = rounding.bf16_bits(single, "paper")
-    value = rounding.widen(lax.bitcast_convert_type(bits, jnp.bfloat16))
-    value = _flush(value, contract)
   else:
     value = _flush(rounding.widen(expert_out), contract)
-  return rounding.pack(
-      rounding.round_value(value, contract.operand), contract.operand
+    if contract.rounding == "paper" and contract.operand == "bfloat16":
+      value = _infinite_where_the_payload_is_low(value, expert_out)
+  value = rounding.round_value(value, contract.operand)
+  return _pack(value, contract, contract.operand)
+
+
+def _infinite_where_the_payload_is_low(value, expert_out):
+  """The rule "paper": a float32 NaN with a payload in its low half only."""
+  if expert_out.dtype != jnp.float32:
+    return value
+  bits = lax.bitcast_convert_type(expert_out, jnp.uint32)
+  infinite = (bits & jnp.uint32(0x7FFF0000)) == jnp.uint32(0x7F800000)
+  infinity = jnp.where(
+      bits >> 31 == 1, jnp.float64(-jnp.inf), jnp.float64(jnp.inf)
   )
+  return jnp.where(infinite, infinity, value)
 
 
 def add_terms(
@@ -309,7 +315,9 @@ def ordered_combine(
   gate = _flush(jnp.take_along_axis(gate, slots, axis=1), contract)
   value = _flush(rounding.widen(expert_out), contract)
   value = jnp.take_along_axis(value, slots[..., None], axis=1)
-  total = _started(_result(gate[:, 0, None] * value[:, 0], contract), contract)
+  # A product that vanishes only when it is rounded keeps its sign.
+  product = _started(gate[:, 0, None] * value[:, 0], contract)
+  total = _result(product, contract)
   total = rounding.round_value(total, contract.accumulator)
   for slot in range(1, value.shape[1]):
     fused = _sum_to_odd(gate[:, slot, None] * value[:, slot], total)
@@ -338,16 +346,21 @@ def _finish(total: jax.Array, contract, shared) -> jax.Array:
     total = _result(
         total + _flush(rounding.widen(shared), contract), contract
     )
-  fmt = formats.of(contract.output)
-  out = rounding.pack(
-      rounding.round_value(total, contract.output), contract.output
-  )
-  # Chosen among integers: XLA selects bfloat16 values by way of float32, which
-  # replaces the bits of a NaN.
+  total = rounding.round_value(total, contract.output)
+  return _pack(total, contract, contract.output)
+
+
+def _pack(y: jax.Array, contract, dtype: str) -> jax.Array:
+  """`rounding.pack`, with the contract's NaN.
+
+  Chosen among integers: XLA selects bfloat16 values by way of float32, which
+  replaces the bits of a NaN.
+  """
+  fmt = formats.of(dtype)
   bits = jnp.where(
-      jnp.isnan(total),
-      jnp.asarray(_nan_of(contract).view(fmt.uint)),
-      lax.bitcast_convert_type(out, fmt.uint),
+      jnp.isnan(y),
+      jnp.asarray(_nan_of(contract, dtype).view(fmt.uint)),
+      lax.bitcast_convert_type(rounding.pack(y, dtype), fmt.uint),
   )
   return lax.bitcast_convert_type(bits, fmt.numpy)
 

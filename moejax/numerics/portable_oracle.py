@@ -17,7 +17,6 @@ Layer: numerics.
 from collections.abc import Callable
 
 import numpy as np
-from scipy import special
 
 from moejax.contracts import combine as combine_contract
 from moejax.numerics import certificate as certificate_lib
@@ -46,8 +45,6 @@ _UNARY: dict[str, Callable] = {
     "sigmoid": _sigmoid,
     "silu": lambda x: x / (1.0 + np.exp(-x)),
     "softplus": lambda x: np.logaddexp(x, 0.0),
-    "erf": special.erf,
-    "gelu": lambda x: x * special.ndtr(x),
 }
 UNARY = tuple(_UNARY)
 

@@ -18,6 +18,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.contracts import document
 from moejax.numerics import formats
 
 
@@ -36,10 +37,14 @@ def bf16_bits_oracle(x: np.ndarray, rule: str) -> np.ndarray:
   Returns:
     uint16, x's shape. One rounding.
 
+  Raises:
+    ValueError: the rule is neither.
+
   Source: the rule "paper" follows the study of expert-reduction order, section
   2.2.3; "ieee" is ml_dtypes' cast.
   """
-  bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+  document.check_choice("bf16_bits", "rule", rule, ("ieee", "paper"))
+  bits = np.array(x, np.float32, order="C").view(np.uint32)
   rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
   special = (bits & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
   kept = bits >> 16
@@ -51,6 +56,7 @@ def bf16_bits_oracle(x: np.ndarray, rule: str) -> np.ndarray:
 
 def bf16_bits(x: jax.Array, rule: str) -> jax.Array:
   """The twin of `bf16_bits_oracle`: float32 in, uint16 out, same bits."""
+  document.check_choice("bf16_bits", "rule", rule, ("ieee", "paper"))
   bits = lax.bitcast_convert_type(x, jnp.uint32)
   rounded = (bits + jnp.uint32(0x7FFF) + ((bits >> 16) & jnp.uint32(1))) >> 16
   special = (bits & jnp.uint32(0x7F800000)) == jnp.uint32(0x7F800000)

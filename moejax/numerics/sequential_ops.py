@@ -81,12 +81,18 @@ def _step(acc, term):
 
 
 def _chain(terms, count, shape):
-  """Adds terms(k) for k ascending, from +0."""
+  """Adds terms(k) for k ascending, from +0.
+
+  The first addition is written out: XLA drops an addition to a literal zero
+  and keeps a -0.
+  """
+  first = jnp.broadcast_to(terms(0), shape)
+  first = jnp.where(first == 0, jnp.float64(0), first)
   return lax.fori_loop(
-      0,
+      1,
       count,
       lambda k, acc: _step(acc, terms(k)),
-      jnp.zeros(shape, jnp.float64),
+      rounding.round_value(first, "float32"),
   )
 
 
@@ -123,8 +129,7 @@ class SequentialReductions:
 
   def mean(self, x, site):
     total_ = self.sum(x, site)
-    count = jnp.full_like(total_, x.shape[-1])
-    return self._elementwise.divide(total_, count)
+    return self._elementwise.divide(total_, jnp.float64(x.shape[-1]))
 
   def sum(self, x, site):
     del site

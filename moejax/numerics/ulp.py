@@ -47,4 +47,5 @@ def spacing(x: np.ndarray, dtype: str) -> np.ndarray:
   _, exponent = np.frexp(np.abs(x.astype(np.float64)))
   lowest = fmt.min_exponent - (fmt.precision - 1)
   step = np.maximum(exponent - fmt.precision, lowest)
+  step = np.where(x == 0, lowest, step)  # frexp gives zero the exponent 0.
   return np.ldexp(1.0, step)

@@ -5,7 +5,6 @@ Needs no accelerator.
 
 import dataclasses
 import json
-import unittest
 
 from absl.testing import absltest
 from absl.testing import parameterized

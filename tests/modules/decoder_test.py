@@ -21,6 +21,7 @@ from moejax.modules import moe
 from moejax.modules import rotary
 from moejax.modules import tap as tap_lib
 from moejax.numerics import formats
+from moejax.numerics import native_ops
 from moejax.numerics import reference_ops
 from tests import bits
 
@@ -331,6 +332,18 @@ class VariantTest(absltest.TestCase):
     logits = np.asarray(logits)
     bits.assert_same_bits(moved[1, 3], logits[1, 3])
     self.assertTrue((moved[1, 2] != logits[1, 2]).any())
+
+  def test_logits_come_from_the_output_projection_or_the_embeddings(self):
+    for tied in (False, True):
+      with self.subTest(tied=tied):
+        config = dataclasses.replace(_CONFIG, tied_embeddings=tied)
+        decoder, tap = _decoder("native", config), _Recorder()
+        logits, _ = _run(decoder, tap=tap)
+        head = _params(config)["embedding" if tied else "lm_head"]
+        ops = native_ops.NativeOperations()
+        bits.assert_same_bits(
+            logits, ops.linear(tap.seen["final_norm.output"], head, "lm_head")
+        )
 
   def test_parameters_are_nested_by_path_and_layer(self):
     nested = lib.nest({"a": 1, "layers.0.mlp.x": 2, "layers.10.mlp.x": 3})

@@ -130,6 +130,7 @@ class FrequenciesTest(parameterized.TestCase):
     ours = np.asarray(lib.inverse_frequencies(config, _OPS))
     # torch's float32 pow is not correctly rounded; two more roundings follow.
     distance = ulp.distance_ulp(ours, theirs.inv_freq.numpy())
+    self.assertBetween(distance.min(), 0, 2)  # -1 is a NaN.
     self.assertLessEqual(distance.max(), 2)
     self.assertAlmostEqual(
         lib.attention_factor(scaling), theirs.attention_scaling, delta=1e-15

@@ -8,7 +8,6 @@ certificate until there are many. Needs no accelerator.
 
 from collections.abc import Callable
 import fractions
-import unittest
 from unittest import mock
 
 from absl.testing import absltest
@@ -83,8 +82,6 @@ _UNARY = {
     "sigmoid": lambda x: (1 + mpmath.tanh(x / 2)) / 2,
     "silu": lambda x: x * (1 + mpmath.tanh(x / 2)) / 2,
     "softplus": lambda x: mpmath.log(1 + mpmath.exp(x)),
-    "erf": lambda x: 1 - mpmath.erfc(x),
-    "gelu": lambda x: x * (1 + mpmath.erf(x / mpmath.sqrt(2))) / 2,
 }
 _POSITIVE = ("rsqrt", "sqrt", "reciprocal", "log")
 
@@ -211,15 +208,6 @@ class ExactTest(parameterized.TestCase):
           _round(_elementwise(_UNARY[name])(x), dtype),
       )
 
-  @unittest.expectedFailure
-  def test_gelu_is_settled_far_below_zero(self):
-    # scipy's ndtr is off by up to about x**2 units there, not by 32.
-    x = np.float32([-11.807917])
-    bits.assert_same_bits(
-        lib.PortableOracle().unary("gelu", x, "float32"),
-        _round(_elementwise(_UNARY["gelu"])(x), "float32"),
-    )
-
   def test_a_batch_of_matrices_is_multiplied_one_by_one(self):
     x = _x("float32").reshape(2, 4, 16)
     out = lib.PortableOracle().matmul(x[:, None], x.swapaxes(1, 2), "float32")
@@ -247,7 +235,6 @@ class ExactTest(parameterized.TestCase):
     self.assertEqual(ops.add(np.float32(1), np.float32(2), dtype).shape, ())
     self.assertEqual(ops.sum(np.float32([1, 2]), 0, False, dtype).shape, ())
 
-  @unittest.expectedFailure
   def test_a_scalar_stays_a_scalar_in_bfloat16(self):
     ops = lib.PortableOracle()
     y = ops.sum(np.float32([1, 2]), 0, False, "bfloat16")
@@ -446,7 +433,7 @@ class ZeroTest(absltest.TestCase):
     bits.assert_same_bits(ops.add(zero, zero, "float32"), zero)
     bits.assert_same_bits(ops.multiply(zero, np.float32([1]), "float32"), zero)
     bits.assert_same_bits(ops.divide(zero, np.float32([1]), "float32"), zero)
-    for name in ("sin", "tanh", "silu", "erf", "gelu"):
+    for name in ("sin", "tanh", "silu"):
       bits.assert_same_bits(ops.unary(name, zero, "float32"), zero)
     bits.assert_same_bits(
         ops.unary("rsqrt", zero, "float32"), np.float32([-np.inf])
@@ -505,6 +492,7 @@ class CertificateTest(absltest.TestCase):
     certificate.note("exp", 5)
     certificate.note_recomputed("sum", 2)
     certificate.note_ties(4)
+    self.assertEqual(certificate.ties, 4)
     self.assertFalse(certificate.complete)
     self.assertEqual(
         certificate.to_dict(),
@@ -513,7 +501,6 @@ class CertificateTest(absltest.TestCase):
             "elements": 15,
             "uncertain": 3,
             "unresolved": 1,
-            "ties": 4,
             "operations": {
                 "exp": {"elements": 5, "uncertain": 0, "recomputed": 0},
                 "sum": {"elements": 10, "uncertain": 3, "recomputed": 2},
