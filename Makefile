@@ -1,6 +1,7 @@
 # make report   the main job on the shipped checkpoint; report in conformance_report/
 # make test     the test suite on a CPU, under 20 minutes on two cores
-# make test-gpu the tests that need an accelerator, in the Python that runs now
+# make test-gpu the numerics, the modules, the golden bits and the facts of the
+#               device, on an accelerator, in the Python that runs now
 # make clean    removes the environment and the report
 #
 # The first two set up .venv when there is none. PYTHON chooses the interpreter.
@@ -19,7 +20,8 @@ test: $(INSTALLED)
 	@$(VENV)/bin/python -m pytest -q -m "not accelerator" tests
 
 test-gpu:
-	@$(PYTHON) -m pytest -q -m accelerator tests
+	@$(PYTHON) -m pytest -q tests/accelerator_test.py tests/numerics \
+	  tests/modules tests/experiments/golden_test.py
 
 $(INSTALLED): requirements.lock
 	$(PYTHON) -m venv $(VENV)

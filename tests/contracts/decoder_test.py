@@ -112,6 +112,10 @@ class DecoderTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r"missing fields \['lm_head'\]"):
       document.from_dict(lib.DecoderContract, values)
 
+  def test_refuses_a_name_that_is_no_text(self):
+    with self.assertRaisesRegex(ValueError, "name=3 is no str"):
+      dataclasses.replace(lib.portable(_ROUTER, _COMBINE), name=3)
+
   @parameterized.parameters("sequential", "", None)
   def test_refuses_another_elementwise_arithmetic(self, elementwise):
     with self.assertRaisesRegex(ValueError, f"elementwise={elementwise!r}"):

@@ -106,6 +106,46 @@ class FromDictTest(parameterized.TestCase):
       lib.from_dict(_Outer, {**lib.to_dict(_OUTER), "inner": value})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Typed:
+  text: str = "a"
+  count: int = 1
+  flag: bool = False
+  factor: float = 1.0
+
+  def __post_init__(self):
+    lib.check_types(self)
+
+
+class CheckTypesTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("text", 1),
+      ("text", None),
+      ("count", 1.0),
+      ("count", True),
+      ("count", "1"),
+      ("flag", 1),
+      ("flag", "true"),
+      ("factor", True),
+      ("factor", "1"),
+      ("factor", None),
+  )
+  def test_refuses_a_value_of_another_type(self, field, value):
+    with self.assertRaisesRegex(ValueError, f"_Typed: {field}={value!r} is no"):
+      _Typed(**{field: value})
+
+  @parameterized.parameters(float("nan"), float("inf"), -float("inf"))
+  def test_refuses_a_float_that_is_not_finite(self, value):
+    with self.assertRaisesRegex(ValueError, "is not finite"):
+      _Typed(factor=value)
+
+  def test_a_whole_number_becomes_the_float_it_stands_for(self):
+    whole, real = _Typed(factor=3), _Typed(factor=3.0)
+    self.assertIsInstance(whole.factor, float)
+    self.assertEqual(lib.digest(whole), lib.digest(real))
+
+
 class CheckChoiceTest(absltest.TestCase):
 
   def test_a_choice_passes_and_anything_else_is_named_in_the_refusal(self):

@@ -209,8 +209,8 @@ class NanRuleTest(parameterized.TestCase):
     )
 
   def test_canonical_takes_integers_as_they_are(self):
-    x = np.arange(3, dtype=np.int32)
-    self.assertEqual(lib.payload(x, "canonical"), x.tobytes())
+    for x in (np.arange(3, dtype=np.int32), np.array([True, False])):
+      self.assertEqual(lib.payload(x, "canonical"), x.tobytes())
 
 
 class CompositeTest(absltest.TestCase):

@@ -601,41 +601,49 @@ class TwinTest(chex.TestCase):
         lib.ordered_combine_oracle(expert_out, gate, ids, contract),
     )
 
-  @parameterized.product(dtype=("float32", "bfloat16", "float16"),
-                         site=("after_down", "before_down"))
-  def test_terms_equal_the_oracle_but_for_nan(self, dtype, site):
-    expert_out, gate, *_ = _hard(dtype)
-    expert_out = np.where(
-        np.isnan(expert_out), np.ones((), expert_out.dtype), expert_out
-    )
-    for operand in ("float32", "bfloat16", "float16"):
-      contract = combine.CombineContract(
-          "terms", gate_site=site, operand=operand
-      )
-      actual = lib.gate_terms(
-          jnp.asarray(expert_out), jnp.asarray(gate), contract
-      )
-      expected = lib.gate_terms_oracle(expert_out, gate, contract)
-      bits.assert_same_bits(actual, expected)
-
   @parameterized.product(
-      site=("after_down", "before_down"), operand=("float32", "bfloat16")
+      dtype=("float32", "bfloat16", "float16"),
+      site=("after_down", "before_down"),
+      operand=("float32", "bfloat16", "float16"),
   )
-  def test_terms_that_are_nan_equal_the_oracle(self, site, operand):
-    # The final sum replaces every NaN, the terms' bits are seen by a tap.
-    contract = combine.CombineContract(
-        "terms",
-        gate_site=site,
-        operand=operand,
-        nan="0x7fffffff",
-        rounding="paper",
+  def test_terms_equal_the_oracle(self, dtype, site, operand):
+    # The final sum replaces every NaN; the terms' own are seen by a tap.
+    expert_out, gate, *_ = _hard(dtype)
+    if dtype == "float32":  # NaN of either sign, payload high, low and both.
+      expert_out[0, 0, :6] = np.uint32([
+          0x7FC00000, 0xFFC00000, 0x7FFF0000, 0xFF812345, 0x7F800001, 0xFF80FFFF
+      ]).view(np.float32)
+    for rounding, nan, subnormals in (
+        ("ieee", "0x7fc00000", "keep"),
+        ("paper", "0x7fffffff", "keep"),
+        ("paper", "0x7fc00000", "flush"),
+    ):
+      contract = combine.CombineContract(
+          "terms",
+          gate_site=site,
+          operand=operand,
+          rounding=rounding,
+          nan=nan,
+          subnormals=subnormals,
+      )
+      bits.assert_same_bits(
+          lib.gate_terms(jnp.asarray(expert_out), jnp.asarray(gate), contract),
+          lib.gate_terms_oracle(expert_out, gate, contract),
+      )
+
+  def test_paper_makes_infinity_of_an_ungated_nan_with_a_low_payload(self):
+    contract = _contract("C", gate_site="before_down", output="float32")
+    words = np.uint32([[[0x7F800001, 0xFF80FFFF, 0x7F810000]]])
+    inputs = (
+        words.view(np.float32),
+        np.ones((1, 1), np.float32),
+        np.int32([[0]]),
     )
-    words = np.uint32([[[0x7FC00000, 0xFFC00000, 0x7FFF0000, 0xFF812345]]])
-    expert_out, gate = words.view(np.float32), np.ones((1, 1), np.float32)
-    bits.assert_same_bits(
-        lib.gate_terms(jnp.asarray(expert_out), jnp.asarray(gate), contract),
-        lib.gate_terms_oracle(expert_out, gate, contract),
-    )
+    for y in (
+        lib.ordered_combine_oracle(*inputs, contract),
+        lib.ordered_combine(*map(jnp.asarray, inputs), contract),
+    ):
+      bits.assert_same_bits(y, np.float32([[np.inf, -np.inf, np.nan]]))
 
   def test_an_fma_that_vanishes_keeps_its_sign_as_in_the_oracle(self):
     # fma(1e-30, -1e-30, +0) is -0: its exact value is not zero.

@@ -229,16 +229,17 @@ class ExactTest(parameterized.TestCase):
       )
     self.assertEqual(ops.certificate.to_dict()["uncertain"], 0)
 
-  @parameterized.parameters("float32", "float16")
+  @parameterized.parameters(*_DTYPES)
   def test_a_scalar_stays_a_scalar(self, dtype):
     ops = lib.PortableOracle()
-    self.assertEqual(ops.add(np.float32(1), np.float32(2), dtype).shape, ())
-    self.assertEqual(ops.sum(np.float32([1, 2]), 0, False, dtype).shape, ())
-
-  def test_a_scalar_stays_a_scalar_in_bfloat16(self):
-    ops = lib.PortableOracle()
-    y = ops.sum(np.float32([1, 2]), 0, False, "bfloat16")
-    self.assertEqual(y.shape, ())
+    x, three = np.float32([1, 2]), np.array(3, formats.of(dtype).numpy)
+    bits.assert_same_bits(ops.add(x[0], x[1], dtype), three)
+    bits.assert_same_bits(ops.sum(x, 0, False, dtype), three)
+    # So large a unit roundoff makes everything uncertain.
+    with mock.patch.object(lib, "UNIT", 0.5):
+      bits.assert_same_bits(ops.sum(x, 0, False, dtype), three)
+      self.assertEqual(ops.unary("exp", np.float32(1), dtype).shape, ())
+    self.assertEqual(ops.certificate.uncertain, 2)
 
 
 class UncertainTest(parameterized.TestCase):

@@ -147,7 +147,7 @@ class TwinTest(parameterized.TestCase):
       bits.assert_same_bits(actual, expected)
 
   def test_one_term_that_is_minus_zero_sums_to_plus_zero(self):
-    # XLA unrolls a loop of one step and drops the addition to +0.
+    # XLA drops an addition to a literal zero.
     x = np.float32([[-0.0]])
     bits.assert_same_bits(
         lib.total(jnp.asarray(x), "float32"), lib.sum_oracle(x, "float32")
@@ -202,7 +202,7 @@ class ReductionsTest(parameterized.TestCase):
     )
 
   def test_mean_divides_by_a_count_that_the_dtype_cannot_hold(self):
-    # The sum is 772 and the mean 3; bfloat16 makes 256 of the count 257.
+    # The sum is 772 and the mean 3; bfloat16 would make 256 of the count.
     x = jnp.full((1, 257), 3, jnp.bfloat16)
     total = lib.sum_oracle(np.asarray(x), "bfloat16")
     oracle = portable_oracle.PortableOracle()

@@ -119,7 +119,6 @@ class SpacingTest(parameterized.TestCase):
 
   @parameterized.parameters(*_DTYPES)
   def test_around_zero_is_the_smallest_subnormal(self, dtype):
-    # frexp(0) has exponent 0, which is taken for that of a number below 1.
     fmt = formats.of(dtype)
     smallest = 2.0 ** (fmt.min_exponent - (fmt.precision - 1))
     bits.assert_same_bits(
