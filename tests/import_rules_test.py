@@ -44,7 +44,7 @@ _ONLY_IN = {  # Third-party package -> the layers that may see it.
     "torch.load": (),
 }
 _NO_JAX = ("moejax.contracts",)
-_MAX_FILES, _MAX_LINES, _MAX_KERNEL_LINES = 21, 400, 450
+_MAX_FILES, _MAX_LINES, _MAX_KERNEL_LINES = 15, 400, 450
 
 
 def imports(source: str) -> set[str]:

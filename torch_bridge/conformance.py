@@ -23,8 +23,8 @@ from moejax.contracts import document
 from moejax.contracts import named_combines
 from moejax.contracts import refusal
 from moejax.contracts import verdict
-from moejax.numerics import bound_ops
-from moejax.numerics import certificate as certificate_lib
+from moejax.numerics.portable import bound_ops
+from moejax.numerics.portable import certificate as certificate_lib
 from moejax.numerics import reference_ops
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import compare
@@ -252,7 +252,7 @@ class _Run:
     comparison = compare.compare(forced, theirs)
     native_rules.judge_by_envelope(comparison, limits)
     if self.request.taps == "all":
-      self._judge_operations(comparison, decoder, theirs, limits)
+      self._judge_operations(comparison, decoder, theirs)
     exchanges = native_rules.exchanges(forced, theirs, limits)
     native_rules.judge_routes(comparison, exchanges)
     levels = native_rules.levels(comparison, exchanges, free, theirs)
@@ -270,7 +270,7 @@ class _Run:
       levels["L4"] = verdict.worst([levels["L4"], verdict.MISSING])
     return levels
 
-  def _judge_operations(self, comparison, decoder, theirs, limits) -> None:
+  def _judge_operations(self, comparison, decoder, theirs) -> None:
     def on_their_inputs(stage, model, **options):
       return self._our_run(stage, model, given=theirs, **options)
 
@@ -285,7 +285,6 @@ class _Run:
             any_dtype=True,
         ),
         theirs,
-        limits,
         self.combine.accumulator,
     )
 

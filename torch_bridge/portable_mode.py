@@ -28,7 +28,7 @@ from torch.utils import _python_dispatch
 from torch.utils import _pytree
 
 from moejax.contracts import refusal
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_oracle
 from torch_bridge import aten_names
 from torch_bridge import tensor_bits
 

@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from moejax.contracts import refusal
-from moejax.numerics import certificate as certificate_lib
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import portable_oracle
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory

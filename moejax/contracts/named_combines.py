@@ -81,7 +81,11 @@ def load(name_or_file: str) -> combine.CombineContract:
   if name_or_file in NAMES:
     return named(name_or_file)
   path = pathlib.Path(name_or_file)
-  if not path.is_file():
+  try:
+    exists = path.is_file()
+  except OSError:  # For example a name that is too long for a file.
+    exists = False
+  if not exists:
     raise refusal.HarnessError(
         f"combine {name_or_file!r} is neither a file nor one of"
         f" {', '.join(NAMES)}."

@@ -93,7 +93,9 @@ def gate_terms_oracle(
     with np.errstate(all="ignore"):
       value = _result_oracle(gate[..., None] * value, contract)
   terms = _to_oracle(value, contract.operand, contract.rounding)
-  return np.where(np.isnan(terms), _nan_of(contract, contract.operand), terms)
+  with np.errstate(invalid="ignore"):  # Signalling NaNs are legal inputs.
+    nan = np.isnan(terms)
+  return np.where(nan, _nan_of(contract, contract.operand), terms)
 
 
 def add_terms_oracle(

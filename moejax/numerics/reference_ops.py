@@ -10,10 +10,10 @@ Layer: numerics. Protocol: contracts/ops.py.
 from moejax.contracts import decoder
 from moejax.contracts import ops
 from moejax.contracts import reduction
-from moejax.numerics import certificate as certificate_lib
 from moejax.numerics import expert_rows
 from moejax.numerics import native_ops
-from moejax.numerics import portable_ops
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import portable_ops
 from moejax.numerics import sequential_ops
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.contracts import route
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_oracle
 
 
 class Route(NamedTuple):
@@ -123,7 +123,9 @@ def boundary_margin(scores: np.ndarray, top_k: int) -> np.ndarray:
   if scores.shape[-1] == top_k:
     return np.full(scores.shape[:-1], np.inf)
   falling = -np.sort(-scores.astype(np.float64), axis=-1)
-  return falling[..., top_k - 1] - falling[..., top_k]
+  last, next_ = falling[..., top_k - 1], falling[..., top_k]
+  with np.errstate(invalid="ignore"):  # Both may be minus infinity: a tie.
+    return np.where(last == next_, 0.0, last - next_)
 
 
 def _check(num_experts: int, top_k: int) -> None:

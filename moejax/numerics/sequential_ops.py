@@ -39,9 +39,11 @@ def matmul_oracle(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
   """
   acc = np.zeros((a.shape[0], b.shape[1]), np.float32)
   for k in range(a.shape[1]):
-    product = a[:, k, None].astype(np.float64) * b[None, k].astype(np.float64)
-    total, error = _two_sum(product, acc.astype(np.float64))
-    acc = _to_odd(total, error).astype(np.float32)
+    left, right = a[:, k, None], b[None, k]
+    with np.errstate(all="ignore"):
+      product = left.astype(np.float64) * right.astype(np.float64)
+      total_, error = _two_sum(product, acc.astype(np.float64))
+      acc = _to_odd(total_, error).astype(np.float32)
   return rounding.round_oracle(acc.astype(np.float64), dtype)
 
 

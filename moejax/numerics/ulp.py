@@ -41,11 +41,12 @@ def spacing(x: np.ndarray, dtype: str) -> np.ndarray:
   """The distance between neighbours of that dtype around |x|, as float64.
 
   The larger of the two sides where x is a power of two; the subnormal spacing
-  below the normal range.
+  below the normal range. NaN for what is not finite.
   """
   fmt = formats.of(dtype)
-  _, exponent = np.frexp(np.abs(x.astype(np.float64)))
+  x = np.asarray(x, np.float64)
+  _, exponent = np.frexp(np.abs(x))
   lowest = fmt.min_exponent - (fmt.precision - 1)
   step = np.maximum(exponent - fmt.precision, lowest)
   step = np.where(x == 0, lowest, step)  # frexp gives zero the exponent 0.
-  return np.ldexp(1.0, step)
+  return np.where(np.isfinite(x), np.ldexp(1.0, step), np.nan)

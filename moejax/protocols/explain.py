@@ -20,7 +20,7 @@ from moejax.contracts import combine
 from moejax.contracts import document
 from moejax.contracts import named_combines
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_oracle
 from moejax.protocols import capture
 from moejax.protocols import taps as taps_lib
 

@@ -34,8 +34,8 @@ import dataclasses
 import numpy as np
 
 from moejax.contracts import verdict
-from moejax.numerics import bound_ops
-from moejax.numerics import error_bounds
+from moejax.numerics.portable import bound_ops
+from moejax.numerics.portable import error_bounds
 from moejax.numerics import rounding
 from moejax.protocols import capture
 from moejax.protocols import compare
@@ -55,8 +55,11 @@ CONTRACT = (
 )
 MARGIN = "margin: the exchanged scores lie within the envelope of the scores"
 
+# The table is a quotient, a power and a quotient, none of them a tap: u for each
+# quotient, |exponent ln(theta)| u < 16 u and 32 u for the power, and as much as
+# that again for scaled frequencies.
+_FREQUENCY_BOUND = 64 * bound_ops.UNIT
 _RULES = {
-    "rotary.inverse_frequencies": ENVELOPE,
     "moe.experts.terms": CONTRACT,
     "moe.experts.combine": CONTRACT,
 }
@@ -147,7 +150,6 @@ def judge_by_bounds(
     portable: Captures,
     bounds: Captures,
     reference: Captures,
-    limits: Mapping[Key, float],
     accumulator: str,
 ) -> None:
   """Judges single operations on the reference's inputs.
@@ -158,7 +160,6 @@ def judge_by_bounds(
     portable: The portable operations on them.
     bounds: The bounds on them.
     reference: The native reference.
-    limits: The envelope, for the tables that no single operation makes.
     accumulator: Of our combine contract.
   """
   counts: dict[Key, compare.TapCount] = {}
@@ -180,12 +181,12 @@ def judge_by_bounds(
     if compare.same_bits(x, y):
       continue
     compare.measure(count, x, y)
+    if key[1] == "rotary.inverse_frequencies":
+      bound = _FREQUENCY_BOUND * np.abs(center.astype(np.float64))
     ratio = _ratio(x, y, center, bound)
     if key[1] == "moe.experts.combine":
       terms = name.removesuffix("combine") + "terms"
       ratio = _sum_ratio(x, y, taps[terms], accumulator)
-    if key[1] == "rotary.inverse_frequencies":
-      ratio = largest_gap(x, y) / (2 * limits.get(key, 0.0) or 1e-300)
     worst[key] = max(worst.get(key, 0.0), ratio)
   for key, count in counts.items():
     if key in worst:

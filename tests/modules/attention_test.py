@@ -12,8 +12,8 @@ import numpy as np
 from moejax.modules import attention as lib
 from moejax.modules import config as config_lib
 from moejax.numerics import formats
-from moejax.numerics import portable_ops
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_ops
+from moejax.numerics.portable import portable_oracle
 from tests import bits
 
 _OPS = portable_ops.PortableOperations()

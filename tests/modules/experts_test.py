@@ -13,8 +13,8 @@ from moejax.contracts import combine
 from moejax.contracts import named_combines
 from moejax.modules import experts as lib
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_ops
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_ops
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import router
 from tests import bits
 

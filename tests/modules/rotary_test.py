@@ -14,8 +14,8 @@ from moejax.modules import config as config_lib
 from moejax.modules import rotary as lib
 from moejax.modules import tap as tap_lib
 from moejax.numerics import formats
-from moejax.numerics import portable_ops
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_ops
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import ulp
 from tests import bits
 

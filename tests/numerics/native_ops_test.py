@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.contracts import combine
-from moejax.numerics import error_bounds
 from moejax.numerics import formats
 from moejax.numerics import native_ops as lib
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import error_bounds
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import ulp
 from tests import bits
 

@@ -17,10 +17,10 @@ from moejax.contracts import decoder
 from moejax.contracts import named_combines
 from moejax.contracts import reduction
 from moejax.contracts import route
-from moejax.numerics import certificate as certificate_lib
 from moejax.numerics import native_ops
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_ops
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import portable_ops
 from moejax.numerics import reference_ops as lib
 from moejax.numerics import sequential_ops
 from tests import bits

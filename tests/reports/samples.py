@@ -10,7 +10,7 @@ import numpy as np
 
 from moejax.contracts import named_combines
 from moejax.contracts import verdict
-from moejax.numerics import certificate as certificate_lib
+from moejax.numerics.portable import certificate as certificate_lib
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import compare
 from moejax.protocols import explain

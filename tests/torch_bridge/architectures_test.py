@@ -22,10 +22,10 @@ from moejax.numerics import reference_ops
 from moejax.protocols import compare
 from moejax.protocols import trajectory
 from tests.torch_bridge.hf import tiny_models
-from torch_bridge import torch_reference
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import hf_config
 from torch_bridge.hf import parameter_map
+from torch_bridge import torch_reference
 
 _PROMPTS = (
     trajectory.Prompt("long", (3, 1, 4, 1, 5, 9, 2, 6, 5)),

@@ -22,7 +22,7 @@ import numpy as np
 
 from moejax.contracts import named_combines
 from moejax.modules import attention
-from moejax.numerics import portable_ops
+from moejax.numerics.portable import portable_ops
 from moejax.numerics import reference_ops
 from moejax.numerics import rounding
 from moejax.protocols import compare

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from moejax.contracts import refusal
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import portable_oracle
 from tests import bits
 from torch_bridge import legal_orders
 from torch_bridge import portable_mode

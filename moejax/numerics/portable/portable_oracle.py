@@ -19,11 +19,11 @@ from collections.abc import Callable
 import numpy as np
 
 from moejax.contracts import combine as combine_contract
-from moejax.numerics import certificate as certificate_lib
-from moejax.numerics import error_bounds
-from moejax.numerics import exact
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import error_bounds
+from moejax.numerics.portable import exact
 from moejax.numerics import rounding
 
 UNIT = formats.FLOAT64.unit_roundoff
@@ -111,8 +111,9 @@ class PortableOracle:
   def sum(self, x, axis: int, keepdims: bool, dtype: str) -> np.ndarray:
     """The sum along one axis."""
     x = np.moveaxis(_wide(x), axis, -1)
-    y = _positive_zero(x.sum(-1))
-    bound = error_bounds.total(x, np)[..., 0]
+    with np.errstate(invalid="ignore"):
+      y = _positive_zero(x.sum(-1))
+      bound = error_bounds.total(x, np)[..., 0]
     out = self._settle(
         "sum", y, bound, dtype, lambda i: exact.total(x[i].tolist())
     )
@@ -274,7 +275,8 @@ def refuse_unportable(contract: combine_contract.CombineContract) -> None:
 
 
 def _wide(x) -> np.ndarray:
-  return np.asarray(x).astype(np.float64)
+  with np.errstate(invalid="ignore"):  # Signalling NaNs are legal inputs.
+    return np.asarray(x).astype(np.float64)
 
 
 def _positive_zero(y: np.ndarray) -> np.ndarray:

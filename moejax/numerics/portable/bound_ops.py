@@ -16,9 +16,9 @@ Works on the host, in NumPy. Layer: numerics. Protocol: contracts/ops.py.
 
 import numpy as np
 
-from moejax.numerics import error_bounds
 from moejax.numerics import formats
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import error_bounds
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import ulp
 
 UNIT = formats.FLOAT32.unit_roundoff

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.contracts import combine
-from moejax.numerics import certificate as certificate_lib
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_ops as lib
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import portable_ops as lib
+from moejax.numerics.portable import portable_oracle
 from tests import bits
 
 _DTYPES = ("float32", "bfloat16", "float16")

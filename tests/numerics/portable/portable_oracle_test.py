@@ -19,11 +19,11 @@ import mpmath
 import numpy as np
 
 from moejax.contracts import combine
-from moejax.numerics import certificate as certificate_lib
-from moejax.numerics import exact
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_oracle as lib
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import exact
+from moejax.numerics.portable import portable_oracle as lib
 from tests import bits
 
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 
-from moejax.numerics import error_bounds as lib
-from moejax.numerics import exact
 from moejax.numerics import formats
-from moejax.numerics import portable_ops
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import error_bounds as lib
+from moejax.numerics.portable import exact
+from moejax.numerics.portable import portable_ops
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import ulp
 
 _U64 = formats.FLOAT64.unit_roundoff

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.contracts import combine as combine_contract
-from moejax.numerics import certificate as certificate_lib
-from moejax.numerics import error_bounds
-from moejax.numerics import exact
 from moejax.numerics import expert_rows
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
-from moejax.numerics import portable_oracle
+from moejax.numerics.portable import certificate as certificate_lib
+from moejax.numerics.portable import error_bounds
+from moejax.numerics.portable import exact
+from moejax.numerics.portable import portable_oracle
 from moejax.numerics import rounding
 
 
