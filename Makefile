@@ -17,7 +17,7 @@ report: $(INSTALLED)
 	@$(VENV)/bin/python -m experiments.conformance --out=$(OUT)
 
 test: $(INSTALLED)
-	@$(VENV)/bin/python -m pytest -q -m "not accelerator" tests
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m "not accelerator" tests
 
 test-gpu:
 	@$(PYTHON) -m pytest -q tests/accelerator_test.py tests/numerics \
