@@ -84,8 +84,8 @@ def main() -> int:
   checkpoint = _CHECKPOINT.value or str(shipped.CHECKPOINT)
   prompts = _PROMPTS.value
   own = pathlib.Path(checkpoint) / shipped.PROMPTS.name
-  if prompts is None and not own.is_file() and _REFERENCE.value == "transformers":
-    prompts = str(shipped.PROMPTS)
+  if prompts is None and _REFERENCE.value == "transformers":
+    prompts = str(own if own.is_file() else shipped.PROMPTS)
   try:
     request = conformance.Request(
         checkpoint=checkpoint,

@@ -19,16 +19,16 @@ class CapsuleReference:
   def __init__(self, folder: str, subject: subject_lib.Subject):
     self._folder = folder
     self._manifest = capsule.read_manifest(folder)
-    identity = self._manifest["identity"]
-    for field, mine in (
-        ("checkpoint", subject.checkpoint_digest),
-        ("tokenizer", subject.tokenizer.digest),
-    ):
-      if identity[field] != mine:
-        raise refusal.HarnessError(
-            f"{folder} was captured from another {field}:"
-            f" {identity[field][:12]}, not {mine[:12]}."
-        )
+    for identity in self._manifest["identities"].values():
+      for field, mine in (
+          ("checkpoint", subject.checkpoint_digest),
+          ("tokenizer", subject.tokenizer.digest),
+      ):
+        if identity[field] != mine:
+          raise refusal.HarnessError(
+              f"{folder} was captured from another {field}:"
+              f" {identity[field][:12]}, not {mine[:12]}."
+          )
 
   def describe(self) -> dict:
     """What decided the captured bits, as JSON values."""

@@ -14,6 +14,7 @@ Layer: torch_bridge.
 """
 
 from collections.abc import Callable
+import contextlib
 import dataclasses
 import pathlib
 import time
@@ -34,61 +35,16 @@ from moejax.protocols import outcome as outcome_lib
 from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory
 from torch_bridge import capsule_reference
+from torch_bridge import request as request_lib
 from torch_bridge.hf import tokenizer as tokenizer_lib
 from torch_bridge import subject as subject_lib
 
-ARITHMETICS = ("portable", "native")
-_TAPS = {
+Request = request_lib.Request
+_WANTED = {
     "all": trajectory.keep_all,
     "boundaries": trajectory.keep_boundaries,
 }
-_CAPSULE = "capsule:"
 Captures = list[capture_lib.Capture]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
-  """What to compare.
-
-  Attributes:
-    checkpoint: A Hugging Face folder.
-    prompts: A prompt file (.json or .txt); None takes the checkpoint's own
-      prompts.json, or the capsule's prompts.
-    reference: "transformers", or "capsule:FOLDER".
-    experts_implementation: Of transformers: "grouped_mm", "eager" or
-      "batched_mm".
-    combine: Name of a combine contract, or a JSON file with one.
-    decode_steps: Tokens decoded after each prompt.
-    arithmetics: Which of "portable" and "native" to run.
-    taps: "all", or "boundaries" (logits, state, residual stream, routers),
-      which needs less memory and leaves L4 incomplete.
-  """
-
-  checkpoint: str
-  prompts: str | None = None
-  reference: str = "transformers"
-  experts_implementation: str = "grouped_mm"
-  combine: str = "transformers_grouped_mm"
-  decode_steps: int = 16
-  arithmetics: tuple[str, ...] = ARITHMETICS
-  taps: str = "all"
-
-  def __post_init__(self):
-    if self.reference != "transformers" and not self.reference.startswith(
-        _CAPSULE
-    ):
-      raise ValueError(
-          f"reference={self.reference!r} is neither 'transformers' nor"
-          " 'capsule:FOLDER'."
-      )
-    if not self.arithmetics or not set(self.arithmetics) <= set(ARITHMETICS):
-      raise ValueError(
-          f"arithmetics={self.arithmetics} is not a choice of {ARITHMETICS}."
-      )
-    if self.taps not in _TAPS:
-      raise ValueError(f"taps={self.taps!r} is not one of {sorted(_TAPS)}.")
-    if self.decode_steps < 0:
-      raise ValueError(f"decode_steps={self.decode_steps} is negative.")
 
 
 @dataclasses.dataclass(slots=True)
@@ -100,7 +56,7 @@ class Outcome:
       differ between two equal runs.
     ours: {arithmetic: captures} of our decoder.
     reference: {arithmetic: captures} of the reference.
-    identity: Of the captures, for capsules.
+    identities: {arithmetic: identity} of the captures, for capsules.
     envelope: {(layer, tap): r}, how far the native reference lay from itself
       under other legal orders; empty without native arithmetic.
     not_captured: What the captures leave out, and why.
@@ -109,7 +65,7 @@ class Outcome:
   report: dict
   ours: dict[str, Captures]
   reference: dict[str, Captures]
-  identity: dict
+  identities: dict[str, dict]
   envelope: dict
   not_captured: dict[str, str]
 
@@ -152,21 +108,25 @@ class _Run:
     self.contracts = self.subject.contracts(loaded)
     self.reference = self._open_reference()
     self.prompts = self._prompts()
-    self.wanted = _TAPS[request.taps]
+    self.wanted = _WANTED[request.taps]
     self.ours: dict[str, Captures] = {}
     self.theirs: dict[str, Captures] = {}
 
   def outcome(self) -> Outcome:
     parts, certificates = {}, {}
-    for arithmetic in ARITHMETICS:
+    for arithmetic in request_lib.ARITHMETICS:
       if arithmetic not in self.request.arithmetics:
         continue
       if arithmetic == "portable":
         parts[arithmetic] = self._portable(certificates)
       else:
         parts[arithmetic] = self._native()
-    contract = self.contracts[self.request.arithmetics[0]]
-    identity = self.subject.identity(contract, self.request.decode_steps)
+    identities = {
+        name: self.subject.identity(
+            self.contracts[name], self.request.decode_steps
+        )
+        for name in parts
+    }
     report = outcome_lib.build(
         parts=parts,
         certificates=certificates,
@@ -180,7 +140,12 @@ class _Run:
     )
     report["request"] = dataclasses.asdict(self.request)
     report["request"]["arithmetics"] = list(self.request.arithmetics)
-    report["identity"] = identity
+    common = dict(next(iter(identities.values())))
+    del common["contract"]
+    report["identity"] = {
+        **common,
+        "contracts": {n: i["contract"] for n, i in identities.items()},
+    }
     report["contracts"] = {
         name: document.to_dict(self.contracts[name]) for name in parts
     }
@@ -196,7 +161,7 @@ class _Run:
         report,
         self.ours,
         self.theirs,
-        identity,
+        identities,
         dict(native.limits) if native else {},
         self._not_captured(),
     )
@@ -291,8 +256,8 @@ class _Run:
   # What the stages are made of.
 
   def _open_reference(self):
-    if self.request.reference.startswith(_CAPSULE):
-      folder = self.request.reference.removeprefix(_CAPSULE)
+    folder = self.request.capsule
+    if folder is not None:
       return capsule_reference.CapsuleReference(folder, self.subject)
     try:
       from torch_bridge import torch_reference  # pylint: disable=g-import-not-at-top
@@ -306,9 +271,11 @@ class _Run:
       )
 
   def _prompts(self) -> list[trajectory.Prompt]:
-    path = self.request.prompts
-    if path is None and isinstance(self.reference, capsule_reference.CapsuleReference):
-      return self.reference.prompts(
+    path, reference = self.request.prompts, self.reference
+    if path is None and isinstance(
+        reference, capsule_reference.CapsuleReference
+    ):
+      return reference.prompts(
           self.request.arithmetics[0], self.request.decode_steps
       )
     if path is None:
@@ -369,8 +336,11 @@ class _Run:
         return explain.explain(operands, kind, f"transformers_{prefer}")
     return None
 
+  @contextlib.contextmanager
   def _timed(self, stage: str):
-    return _Timer(self.timing, stage)
+    start = time.monotonic()
+    yield
+    self.timing[stage] = time.monotonic() - start
 
   def _counter(self, stage: str, passes: int):
     done = 0
@@ -382,16 +352,3 @@ class _Run:
 
     self.progress(stage, 0, passes)
     return count
-
-
-class _Timer:
-  """Adds the seconds of a stage to a table."""
-
-  def __init__(self, table: dict[str, float], stage: str):
-    self._table, self._stage = table, stage
-
-  def __enter__(self):
-    self._start = time.monotonic()
-
-  def __exit__(self, *error):
-    self._table[self._stage] = time.monotonic() - self._start

@@ -6,6 +6,7 @@ Layer: torch_bridge. Needs no torch.
 import pathlib
 
 from moejax.protocols import capsule
+from moejax.protocols import taps
 from torch_bridge import conformance
 
 NAMES = {"ours": "capsule_ours", "reference": "capsule_reference"}
@@ -20,10 +21,8 @@ def write_capsules(
   """
   report = result.report
   envelope = {
-      ".".join(str(part) for part in _path(layer, tap)): limit
-      for (layer, tap), limit in sorted(
-          result.envelope.items(), key=lambda item: (str(item[0][0]), item[0][1])
-      )
+      taps.join(layer, tap): limit
+      for (layer, tap), limit in result.envelope.items()
   }
   digests = {}
   for side, runs in (("ours", result.ours), ("reference", result.reference)):
@@ -41,11 +40,7 @@ def write_capsules(
             "envelope": envelope,
             "not_captured": result.not_captured,
         },
-        result.identity,
+        result.identities,
     )
   report["capsules"] = digests
   return digests
-
-
-def _path(layer: int | None, tap: str) -> tuple:
-  return (tap,) if layer is None else ("layers", layer, tap)

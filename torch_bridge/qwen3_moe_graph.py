@@ -264,7 +264,9 @@ def _grouped(scope, events, ids):
   sorts = [e for e in events if e.operation == "sort"]
   rest = [e for e in events if e.operation not in ("sort", "cumsum")]
   if len(sorts) != 1:
-    raise refusal.UnsupportedError(f"module {scope!r} sorts {len(sorts)} times.")
+    raise refusal.UnsupportedError(
+        f"module {scope!r} sorts {len(sorts)} times."
+    )
   source = sorts[0].value
   product = (
       "_grouped_mm"

@@ -138,7 +138,7 @@ def _is_tuple_of_orders(value) -> bool:
 
 
 def differing_fields(a: CombineContract, b: CombineContract) -> dict:
-  """Returns {field: (value in a, value in b)} of all fields that decide bits."""
+  """Returns {field: (value in a, value in b)} of the fields that differ."""
   return {
       field.name: (getattr(a, field.name), getattr(b, field.name))
       for field in dataclasses.fields(CombineContract)

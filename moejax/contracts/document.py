@@ -106,7 +106,8 @@ def check_choice(owner: str, field: str, value: Any, choices: tuple) -> None:
   """Raises ValueError unless the value is one of the choices."""
   if value not in choices:
     raise ValueError(
-        f"{owner}: {field}={value!r} is not one of {', '.join(map(str, choices))}."
+        f"{owner}: {field}={value!r} is not one of"
+        f" {', '.join(map(str, choices))}."
     )
 
 

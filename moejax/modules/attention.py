@@ -104,10 +104,9 @@ class Attention(nnx.Module):
     v = tap("v_proj", self.v_proj(x)).reshape(split)
     q = rotary.rotate(q, cos, sin, ops, tap.within("q_rotary"))
     k = rotary.rotate(k, cos, sin, ops, tap.within("k_rotary"))
-    keys = write_rows(keys, tap("state_keys", k.astype(self.state_dtype)), start)
-    values = write_rows(
-        values, tap("state_values", v.astype(self.state_dtype)), start
-    )
+    k = tap("state_keys", k.astype(self.state_dtype))
+    v = tap("state_values", v.astype(self.state_dtype))
+    keys, values = write_rows(keys, k, start), write_rows(values, v, start)
 
     # [batch, kv_head, group, token | key, head_dim]
     q = jnp.moveaxis(q.reshape(*x.shape[:2], self.num_kv_heads, -1,

@@ -124,10 +124,10 @@ class Decoder(nnx.Module):
     if valid is None:
       valid = jnp.ones(tokens.shape, bool)
     all_valid = jax.lax.dynamic_update_slice(state.valid, valid, (0, start))
-    before = jnp.sum(all_valid[:, :start], axis=-1, keepdims=True)
-    positions = before + jnp.cumsum(valid, axis=-1) - 1
-    positions = jnp.where(valid, positions, 0).astype(jnp.int32)
-    positions = tap("positions", positions)
+    before = jnp.sum(
+        all_valid[:, :start], axis=-1, keepdims=True, dtype=jnp.int32
+    )
+    positions = tap("positions", rotary.positions(valid, before))
 
     x = tap("embed", expert_rows.take_rows(self.embedding[...], tokens))
     turning = tap.within("rotary")

@@ -12,7 +12,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from moejax.contracts import ops as ops_lib
 from moejax.modules import config as config_lib
@@ -135,14 +134,14 @@ def rotate(
   return tap("rotated", ops.add(along, across))
 
 
-def default_positions(valid: np.ndarray, start: int) -> np.ndarray:
+def positions(valid: jax.Array, before: jax.Array) -> jax.Array:
   """Positions of left-padded sequences: [batch, token] int32.
 
-  The first real token of a sequence has position `start`; padding gets 0.
+  A sequence's real tokens count on from those it had before; padding gets 0.
 
   Args:
     valid: [batch, token] bool.
-    start: Real tokens before this step, the same for every sequence.
+    before: [batch, one] int32, real tokens of earlier steps.
   """
-  counted = np.cumsum(valid, axis=-1, dtype=np.int32) - 1 + start
-  return np.where(valid, counted, 0).astype(np.int32)
+  counted = before + jnp.cumsum(valid, axis=-1, dtype=jnp.int32) - 1
+  return jnp.where(valid, counted, 0).astype(jnp.int32)

@@ -231,7 +231,7 @@ def _nan_of(contract, dtype: str) -> np.ndarray:
 
 
 def _fma_oracle(g: np.ndarray, e: np.ndarray, a: np.ndarray) -> np.ndarray:
-  """R_FP32(a + g * e): float64 rounded to odd keeps the second rounding right."""
+  """R_FP32(a + g * e): float64 rounded to odd makes the second one right."""
   with np.errstate(all="ignore"):
     product = g.astype(np.float64) * e.astype(np.float64)
     a = a.astype(np.float64)

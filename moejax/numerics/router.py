@@ -63,8 +63,8 @@ def select(scores: jax.Array, top_k: int, tie_rule: str) -> jax.Array:
   width = 8 * scores.dtype.itemsize
   signed = jnp.dtype(f"int{width}")
   bits = lax.bitcast_convert_type(scores, signed)
-  keys = jnp.where(bits < 0, -(bits & jnp.array((1 << (width - 1)) - 1, signed)),
-                   bits)
+  magnitude = bits & jnp.array((1 << (width - 1)) - 1, signed)
+  keys = jnp.where(bits < 0, -magnitude, bits)
   if tie_rule == "lowest_index":
     return lax.top_k(keys, top_k)[1].astype(jnp.int32)
   last = scores.shape[-1] - 1

@@ -37,7 +37,7 @@ def write(
     folder: pathlib.Path,
     runs: Mapping[str, Sequence[capture_lib.Capture]],
     about: Mapping[str, Any],
-    identity: Mapping[str, Any],
+    identities: Mapping[str, Mapping[str, Any]],
 ) -> str:
   """Writes a capsule into a new folder; returns the manifest's digest.
 
@@ -45,18 +45,20 @@ def write(
     folder: Must not exist yet.
     runs: {arithmetic: captures}.
     about: Environment, contracts, what was not captured; JSON values.
-    identity: The fields of `fingerprint.Identity` without prompt, as JSON.
+    identities: {arithmetic: the fields of `fingerprint.Identity` without the
+      prompt, as JSON}.
   """
   folder.mkdir(parents=True)
   prompts = {}
   for arithmetic, captures in runs.items():
     (folder / arithmetic).mkdir()
     prompts[arithmetic] = [
-        _write_one(folder / arithmetic, c, identity) for c in captures
+        _write_one(folder / arithmetic, c, identities[arithmetic])
+        for c in captures
     ]
   manifest = {
       "schema": SCHEMA,
-      "identity": dict(identity),
+      "identities": {name: dict(identities[name]) for name in runs},
       "about": dict(about),
       "runs": prompts,
   }
@@ -127,7 +129,9 @@ def read_manifest(folder: str | pathlib.Path) -> dict[str, Any]:
   """
   path = pathlib.Path(folder) / _MANIFEST
   if not path.is_file():
-    raise refusal.HarnessError(f"{folder} is no capsule: it has no {_MANIFEST}.")
+    raise refusal.HarnessError(
+        f"{folder} is no capsule: it has no {_MANIFEST}."
+    )
   try:
     manifest = json.loads(path.read_text("utf-8"))
   except ValueError as error:
@@ -154,7 +158,9 @@ def read(
     )
   return [
       _read_one(
-          pathlib.Path(folder) / arithmetic, entry, manifest["identity"]
+          pathlib.Path(folder) / arithmetic,
+          entry,
+          manifest["identities"][arithmetic],
       )
       for entry in manifest["runs"][arithmetic]
   ]

@@ -20,9 +20,9 @@ legal runs lie within r of it each, so they lie within 2 r of one another: that
 is the limit. Routes and tokens follow the reference in all of these runs, so
 that a selection does not turn a rounding into another computation.
 
-Margin (L0 and routes). Where our own selection differs from the reference's, the
-reference's scores of the two candidates must lie within twice the envelope of
-these scores: a smaller error could not have exchanged them.
+Margin (L0 and routes). Where our own selection differs from the reference's,
+the reference's scores of the two candidates must lie within twice the envelope
+of these scores: a smaller error could not have exchanged them.
 
 Layer: protocols.
 """
@@ -55,9 +55,9 @@ CONTRACT = (
 )
 MARGIN = "margin: the exchanged scores lie within the envelope of the scores"
 
-# The table is a quotient, a power and a quotient, none of them a tap: u for each
-# quotient, |exponent ln(theta)| u < 16 u and 32 u for the power, and as much as
-# that again for scaled frequencies.
+# The table is a quotient, a power and a quotient, none of them a tap: u for
+# each quotient, |exponent ln(theta)| u < 16 u and 32 u for the power; what is
+# left is for scaled frequencies.
 _FREQUENCY_BOUND = 64 * bound_ops.UNIT
 _RULES = {
     "moe.experts.terms": CONTRACT,
@@ -98,7 +98,9 @@ class Exchange:
     return self.margin <= self.limit
 
 
-def envelope(reference: Captures, legal: Sequence[Captures]) -> dict[Key, float]:
+def envelope(
+    reference: Captures, legal: Sequence[Captures]
+) -> dict[Key, float]:
   """{(layer, tap): r}, the largest |legal run - reference| of each tap."""
   out: dict[Key, float] = {}
   for other in legal:

@@ -235,7 +235,7 @@ def _trajectories(ours, reference, prompts, decode) -> list[dict]:
   out = []
   for mine, theirs, prompt in zip(ours, reference, prompts, strict=True):
     left, right = mine.generated, theirs.generated
-    differs = [i for i, pair in enumerate(zip(left, right)) if pair[0] != pair[1]]
+    differs = [i for i, (a, b) in enumerate(zip(left, right)) if a != b]
     out.append({
         "prompt": prompt.id,
         "ours": list(left),

@@ -109,6 +109,11 @@ def split(name: str) -> tuple[int | None, str]:
   return (int(match[1]), match[2]) if match else (None, name)
 
 
+def join(layer: int | None, tap: str) -> str:
+  """The inverse of `split`."""
+  return tap if layer is None else f"layers.{layer}.{tap}"
+
+
 def axes(name: str) -> tuple[str, ...]:
   """Returns the axis names of a tap.
 

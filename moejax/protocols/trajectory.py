@@ -43,7 +43,7 @@ def keep_none(name: str) -> bool:
 
 
 def keep_boundaries(name: str) -> bool:
-  """Keeps logits, state, residual stream and routes: L1 to L3 and the router."""
+  """Keeps logits, state, residual stream and routers."""
   return taps_lib.level(name) != "L4" or ".router." in name
 
 
@@ -116,7 +116,7 @@ def run(
     values = jax.device_get(list(recorder.seen.values()))
     seen = dict(zip(recorder.seen, values, strict=True))
     arrays = _state_arrays(state)
-    for row, prompt in enumerate(prompts):
+    for row in range(len(prompts)):
       taps = recorder.rows(
           seen, row, len(prompts), pads[row], keys[row], end
       )

@@ -171,7 +171,8 @@ class PaddingTest(absltest.TestCase):
     _, state = _run(_decoder("native"), tap=tap)
     expected = np.int32([[0, 0, 1, 2], [0, 1, 2, 3]])
     bits.assert_same_bits(tap.seen["positions"], expected)
-    bits.assert_same_bits(expected, rotary.default_positions(_VALID, 0))
+    none_before = np.zeros((len(_VALID), 1), np.int32)
+    bits.assert_same_bits(expected, rotary.positions(_VALID, none_before))
     bits.assert_same_bits(
         state.valid, np.pad(_VALID, ((0, 0), (0, _CAPACITY - 4)))
     )

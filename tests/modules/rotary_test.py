@@ -222,13 +222,15 @@ class PositionsTest(absltest.TestCase):
   def test_c24_left_padding_is_not_counted(self):
     valid = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     bits.assert_same_bits(
-        lib.default_positions(valid, 0),
+        lib.positions(valid, np.zeros((2, 1), np.int32)),
         np.int32([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]]),
     )
 
   def test_a_later_step_goes_on(self):
     bits.assert_same_bits(
-        lib.default_positions(np.ones((2, 2), bool), 7),
+        lib.positions(
+            np.ones((2, 2), bool), np.full((2, 1), 7, np.int32)
+        ),
         np.int32([[7, 8], [7, 8]]),
     )
 

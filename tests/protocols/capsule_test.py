@@ -13,13 +13,13 @@ from moejax.protocols import compare
 from moejax.protocols import trajectory
 from tests.protocols import sample
 
-_IDENTITY = {
+_IDENTITIES = {"portable": {
     "model": "qwen3_moe",
     "checkpoint": "c" * 64,
     "tokenizer": "t" * 64,
     "decoding": {"strategy": "greedy", "steps": 1},
     "contract": "d" * 64,
-}
+}}
 
 
 class CapsuleTest(absltest.TestCase):
@@ -30,7 +30,7 @@ class CapsuleTest(absltest.TestCase):
     self.addCleanup(shutil.rmtree, self.folder.parent)
     self.run_ = trajectory.run(sample.decoder(), sample.PROMPTS, 1)
     self.digest = capsule.write(
-        self.folder, {"portable": self.run_}, {"backend": {}}, _IDENTITY
+        self.folder, {"portable": self.run_}, {"backend": {}}, _IDENTITIES
     )
 
   def test_what_was_written_is_read_back_bit_for_bit(self):
@@ -46,7 +46,7 @@ class CapsuleTest(absltest.TestCase):
   def test_the_same_run_gives_the_same_bytes(self):
     other = self.folder.parent / "other"
     digest = capsule.write(
-        other, {"portable": self.run_}, {"backend": {}}, _IDENTITY
+        other, {"portable": self.run_}, {"backend": {}}, _IDENTITIES
     )
     self.assertEqual(digest, self.digest)
     for path in sorted(self.folder.rglob("*.*")):
@@ -76,7 +76,7 @@ class CapsuleTest(absltest.TestCase):
   def test_a_value_of_another_identity_is_refused(self):
     path = self.folder / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
-    manifest["identity"]["checkpoint"] = "e" * 64
+    manifest["identities"]["portable"]["checkpoint"] = "e" * 64
     path.write_text(json.dumps(manifest), "utf-8")
     with self.assertRaisesRegex(refusal.HarnessError, "fingerprint"):
       capsule.read(self.folder, "portable")
@@ -94,7 +94,7 @@ class CapsuleTest(absltest.TestCase):
     one = self.run_[0]
     one.prompt_id = "../../evil id"
     other = self.folder.parent / "other"
-    capsule.write(other, {"portable": [one]}, {"backend": {}}, _IDENTITY)
+    capsule.write(other, {"portable": [one]}, {"backend": {}}, _IDENTITIES)
     files = [p.parent.name for p in other.rglob("*.safetensors")]
     self.assertEqual(files, ["portable"])
     self.assertEqual(

@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import ml_dtypes
 import numpy as np
 
+from moejax.contracts import axes
 from moejax.contracts import verdict
 from moejax.protocols import capture
 from moejax.protocols import compare
@@ -140,6 +141,17 @@ class CompareTest(parameterized.TestCase):
     self.assertEqual(taps.level("layers.3.input_norm.output"), "L4")
     with self.assertRaisesRegex(ValueError, "layers.0.nothing"):
       taps.axes("layers.0.nothing")
+
+
+  def test_every_axis_of_a_tap_is_in_the_legend(self):
+    used = {axis for axes_ in taps.TAPS.values() for axis in axes_.split(",")}
+    self.assertContainsSubset(used, axes.AXES)
+    unused = set(axes.AXES) - used
+    self.assertEqual(unused, {"batch", "route"})  # Docstrings use these.
+
+  def test_a_name_is_put_together_as_it_was_taken_apart(self):
+    for name in ("logits", "layers.12.attention.q_norm.mean"):
+      self.assertEqual(taps.join(*taps.split(name)), name)
 
 
 if __name__ == "__main__":

@@ -149,9 +149,11 @@ class VerdictTest(parameterized.TestCase):
 
   def test_capturing_boundaries_only_leaves_l4_incomplete(self):
     report = _run(taps="boundaries").report
-    self.assertEqual(report["arithmetics"]["portable"]["levels"]["L4"], "missing")
-    self.assertEqual(report["arithmetics"]["portable"]["levels"]["L3"], "same_bits")
-    self.assertEqual((report["verdict"], report["exit_code"]), ("incomplete", 3))
+    levels = report["arithmetics"]["portable"]["levels"]
+    self.assertEqual((levels["L3"], levels["L4"]), ("same_bits", "missing"))
+    self.assertEqual(
+        (report["verdict"], report["exit_code"]), ("incomplete", 3)
+    )
 
   def test_two_runs_give_the_same_report_but_for_times_and_paths(self):
     again = _run.__wrapped__(arithmetics=_BOTH)
@@ -235,7 +237,7 @@ class CapsuleReferenceTest(parameterized.TestCase):
     shutil.copytree(self.folder / "capsule_reference", copy_)
     path = copy_ / "manifest.json"
     manifest = json.loads(path.read_text("utf-8"))
-    manifest["identity"]["checkpoint"] = "0" * 64
+    manifest["identities"]["portable"]["checkpoint"] = "0" * 64
     path.write_text(json.dumps(manifest), "utf-8")
     with self.assertRaisesRegex(refusal.HarnessError, "another checkpoint"):
       self._compare("other")

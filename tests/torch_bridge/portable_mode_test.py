@@ -194,7 +194,9 @@ class OperationsTest(parameterized.TestCase):
 
   def test_equal_scores_are_selected_by_lowest_index_and_counted(self):
     """Case C03: PyTorch leaves the order open; the certificate counts."""
-    scores = torch.tensor([[1, 3, 3, 2, 3, 0, 3, 1.0], [7, 6, 5, 4, 3, 2, 1, 0]])
+    scores = torch.tensor([
+        [1.0, 3, 3, 2, 3, 0, 3, 1], [7, 6, 5, 4, 3, 2, 1, 0]
+    ])
     (values, ids), certificate = _run(lambda: torch.topk(scores, 3))
     np.testing.assert_array_equal(ids.numpy(), [[1, 2, 4], [0, 1, 2]])
     np.testing.assert_array_equal(values.numpy(), [[3, 3, 3], [7, 6, 5]])

@@ -117,7 +117,9 @@ class CaptureTest(parameterized.TestCase):
 
   def test_the_reversed_order_is_another_order(self):
     native = _reference().run(_PROMPTS, 0)
-    reversed_ = _reference().run(_PROMPTS, 0, arithmetic="reversed", given=native)
+    reversed_ = _reference().run(
+        _PROMPTS, 0, arithmetic="reversed", given=native
+    )
     found = compare.compare(reversed_, native)
     self.assertEqual(found.levels()["L4"], "beyond_rule")
     count = found.counts[(0, "attention.q_proj")]

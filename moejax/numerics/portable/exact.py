@@ -59,11 +59,6 @@ def log_softmax(values: np.ndarray, index: int) -> float:
     return float(shifted - mpmath.log(mpmath.fsum(weights)))
 
 
-def quotient(x: float, y: float) -> float:
-  """x / y."""
-  return float(np.float64(x) / np.float64(y))  # IEEE division rounds once.
-
-
 def power(base: float, x: float) -> float:
   """base ** x."""
   with mpmath.workprec(_BITS):

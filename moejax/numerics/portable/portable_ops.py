@@ -19,7 +19,6 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax.contracts import combine as combine_contract
 from moejax.numerics import expert_rows
 from moejax.numerics import formats
 from moejax.numerics import ordered_combine
