@@ -13,7 +13,7 @@ def listed(notes: str) -> set[str]:
   """Returns the paths in the notes: a bold folder, then its rows."""
   found, folder = set(), None
   for line in notes.splitlines():
-    heading = re.match(r"\*\*([a-z_/]+)\*\*:", line)
+    heading = re.match(r"\*\*([a-z0-9_/]+)\*\*:", line)
     row = re.match(r"\| `([\w.]+)` \|", line)
     if heading:
       folder = heading[1]
