@@ -146,20 +146,23 @@ class DigestTest(parameterized.TestCase):
         (layout_lib.WINDOW, 2, 1 + 1 + 3 + 1),
     )
 
-  @parameterized.parameters("root", "component", "layer", "array", "schema")
-  def test_refuses_a_damaged_tree(self, level):
+  @parameterized.parameters(
+      (lambda tree: tree, "root", "root has not"),
+      (lambda tree: tree["identity"], "decoding", "root has not"),
+      (lambda tree: _third(tree), "digest", "compressor_state has not"),
+      (lambda tree: _third(tree)["layers"][1], "digest",
+       "compressor_state, layer 2 has not"),
+      (lambda tree: _third(tree)["layers"][1]["arrays"][0], 1,
+       "compressor_state, layer 2 has not"),
+      (lambda tree: tree, "schema", "schema '000"),
+  )
+  def test_refuses_a_damaged_tree(self, place, key, text):
     path = _folder(self) / "tree.json"
     tree = digests.write(path, sample.state())
     digests.read(path)
-    component = tree["components"][2]
-    layer = component["layers"][1]
-    if level == "array":
-      layer["arrays"][0][1] = "0" * 64
-    else:
-      node = {"component": component, "layer": layer}.get(level, tree)
-      node["digest" if level in ("component", "layer") else level] = "0" * 64
+    place(tree)[key] = "0" * 64
     path.write_text(json.dumps(tree))
-    with self.assertRaisesRegex(refusal.HarnessError, "tree.json"):
+    with self.assertRaisesRegex(refusal.HarnessError, f"tree.json.*{text}"):
       digests.read(path)
 
   def test_refuses_trees_of_different_things(self):
@@ -167,6 +170,10 @@ class DigestTest(parameterized.TestCase):
     b = digests.tree(sample.state(length=13))
     with self.assertRaisesRegex(refusal.HarnessError, "length 12 against 13"):
       digests.bisect(a, b)
+
+
+def _third(tree):
+  return tree["components"][2]
 
 
 def _with_flipped_bit(state, name):

@@ -52,7 +52,12 @@ class RestoreTest(parameterized.TestCase):
     bias = bias.astype(np.float32)
     gate[0, :6] = [0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40]
     bias[0, :6] = [-0.0, -0.0, 1, 1, 1, 0.0]
+    # Below a power of two floats lie closer: the nearest gate misses it.
+    middle = 2.0**-16 if dtype == "bfloat16" else 1.5
+    gate[1, :2] = [middle + 2.0**-23, -middle - 2.0**-23]
+    bias[1, :2] = [1 - middle - 2.0**-24, middle + 2.0**-24 - 1]
     score = gate.astype(np.float32) + bias
+    self.assertEqual(score[1, :2].tolist(), [1.0, -1.0])
     found = lib._gate(
         "x", score, bias, np.dtype(narrow), np.ones(len(score), bool)
     )
