@@ -124,5 +124,27 @@ def either(
   return values[0]
 
 
+def agreed(what: str, said: dict[str, Any]) -> Any:
+  """Returns what the fields that are there say; they must say the same.
+
+  Args:
+    what: What they speak of, for the message.
+    said: {field: what it says, or None if it is not there}.
+
+  Raises:
+    ValueError: no field is there, or two say different things.
+  """
+  said = {name: value for name, value in said.items() if value is not None}
+  if not said:
+    raise ValueError(f"{what} is missing.")
+  (first, value), *others = said.items()
+  for name, other in others:
+    if other != value:
+      raise ValueError(
+          f"{what}: {first} says {value!r}, but {name} says {other!r}."
+      )
+  return value
+
+
 def _same(value: Any, legal: Any) -> bool:
   return value == legal and isinstance(value, bool) == isinstance(legal, bool)
