@@ -259,6 +259,7 @@ def _check_headers(checkpoint, rows, dtype: str) -> None:
   tensor_checks.refuse(
       checkpoint.folder,
       {"wrong shapes": shapes, f"tensors that are not {dtype}": dtypes},
+      shown=5,
   )
 
 

@@ -28,14 +28,21 @@ def check_names(
   refuse(folder, {"missing tensors": missing, "left-over tensors": left_over})
 
 
-def refuse(folder: pathlib.Path, faults: dict[str, list[str]]) -> None:
+def refuse(
+    folder: pathlib.Path, faults: dict[str, list[str]], shown: int = _SHOWN
+) -> None:
   """Refuses a folder if any list of faults has an entry.
+
+  Args:
+    folder: The checkpoint.
+    faults: {heading: faults}.
+    shown: How many of each list the message has.
 
   Raises:
     refusal.HarnessError: so; it lists the entries under their headings.
   """
   listed = [
-      f"{heading} ({len(items)}): {listing(items)}"
+      f"{heading} ({len(items)}): {listing(items, shown)}"
       for heading, items in faults.items()
       if items
   ]

@@ -158,24 +158,20 @@ def find_dialect(
       dialect: {n for row in table(config, dialect) for n in row.names}
       for dialect in DIALECTS
   }
-  spoken = {}
-  for dialect in DIALECTS:
-    others = (names[d] for d in DIALECTS if d != dialect)
-    spoken[dialect] = sorted(
-        names[dialect].difference(*others).intersection(held)
-    )
-  found = [dialect for dialect in DIALECTS if spoken[dialect]]
-  if len(found) != 1:
-    listing = "; ".join(
-        f"{dialect} ({len(spoken[dialect])}):"
-        f" {', '.join(spoken[dialect][:_SHOWN])}"
-        for dialect in found
-    )
+  known = set().union(*names.values()).intersection(held)
+  if not known:
     raise refusal.HarnessError(
-        f"{origin}: the names of its tensors are of"
-        f" {'several dialects: ' + listing if found else 'no known dialect'}."
+        f"{origin}: the names of its tensors are of no known dialect."
     )
-  return found[0]
+  best = max(DIALECTS, key=lambda dialect: len(known & names[dialect]))
+  strange = sorted(known - names[best])
+  if strange:
+    raise refusal.HarnessError(
+        f"{origin} mixes dialects: {len(known) - len(strange)} tensors have"
+        f" names of {best}, {len(strange)} have not:"
+        f" {', '.join(strange[:_SHOWN])}."
+    )
+  return best
 
 
 def _row(path: str, shape: tuple[int, ...], dtype: str, dialect: str) -> Row:

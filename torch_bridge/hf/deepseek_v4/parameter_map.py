@@ -160,6 +160,7 @@ def _check_headers(checkpoint, sources, dtype: str) -> None:
           "scales of another block": blocks,
           f"tensors of a dtype that is not read for a {dtype} model": dtypes,
       },
+      shown=5,
   )
 
 
