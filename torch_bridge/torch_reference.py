@@ -28,7 +28,7 @@ from moejax.protocols import trajectory
 from torch_bridge import legal_orders
 from torch_bridge import operation_trace
 from torch_bridge import portable_mode
-from torch_bridge import qwen3_moe_graph
+from torch_bridge.graphs import qwen3_moe_graph
 from torch_bridge import tensor_bits
 
 ARITHMETICS = ("native", "portable", "reversed")

@@ -17,7 +17,7 @@ from moejax.protocols import trajectory
 from tests import bits
 from torch_bridge import legal_orders
 from torch_bridge import operation_trace
-from torch_bridge import qwen3_moe_graph
+from torch_bridge.graphs import qwen3_moe_graph
 from torch_bridge import torch_reference
 
 _FOLDER = (
