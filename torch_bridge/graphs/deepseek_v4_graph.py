@@ -24,7 +24,6 @@ from torch_bridge import operation_trace
 _PRODUCT = ("mm", "addmm")
 _CSA = "compressed_sparse_attention"
 _SLIDING = "sliding_attention"
-_VISIBLE = "attention.indexer.visible"
 # transformers computes these with heads ahead of tokens.
 _HEADS_FIRST = ("q_b_norm", "q_turn", "output_turn")
 _ORDER = {tap: index for index, tap in enumerate(deepseek_v4_taps.TAPS)}
@@ -77,7 +76,7 @@ def taps_of(
         implementation,
     )
     out |= {f"{prefix}.experts.{tap}": value for tap, value in taps.items()}
-    name = f"layers.{layer}.{_VISIBLE}"
+    name = f"layers.{layer}.{taps_lib.VISIBLE}"
     if name in out:
       scores = out[name.replace("visible", "index_scores")]
       out[name] = _visible(out[name], scores, positions, _rate(config, layer))
