@@ -110,7 +110,8 @@ def _eager(scope, events, ids):
     )
   taps: dict[str, np.ndarray] = {}
   for start in range(0, len(rest), len(steps)):
-    found = dict(graph_match.match(scope, rest[start : start + len(steps)], steps))
+    one = rest[start : start + len(steps)]
+    found = dict(graph_match.match(scope, one, steps))
     slot, token = found.pop("where").T
     taps["combine"] = found.pop("combine")
     for name, rows in found.items():
