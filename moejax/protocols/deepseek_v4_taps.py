@@ -1,7 +1,7 @@
 """The names of observed activations of a DeepSeek-V4 decoder, and their axes.
 
-The rules are those of `taps.py`. A name that both architectures use has the
-same axes in both.
+The rules are those of `taps.py`, which merges this table into its own. A name
+that both architectures use has the same axes in both.
 
 Layer: protocols. Axes: contracts/axes.py.
 """

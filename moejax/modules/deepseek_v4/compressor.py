@@ -46,7 +46,7 @@ class Compressor(nnx.Module):
       tap: tap_lib.Tap,
   ) -> state_lib.CompressorState:
     """Feeds [batch, token, embed]; returns the state with its new entries."""
-    ops, rate, dim = self.ops, self.rate, self.dim
+    ops, rate = self.ops, self.rate
     kv = tap("kv_proj", ops.linear(x, self.kv_proj[...], "projection"))
     gate = tap("gate_proj", ops.linear(x, self.gate_proj[...], "projection"))
     batch, tokens = x.shape[:2]
