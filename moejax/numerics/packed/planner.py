@@ -115,7 +115,8 @@ def plan(num_blocks: int, n: int, k: int,
     rest = total % grid
     split = rest if 3 * rest > grid else rest + grid
   unit = max(contract.group_size // contract.thread_k, 1)
-  stripe = unit * -(-(-(-num_k_tiles * split // grid)) // unit)
+  share = -(-num_k_tiles * split // grid)  # Rounded up, as the next line.
+  stripe = unit * -(-share // unit)
   direct = total - split
   tiles = [(Piece(tile % grid, 0, num_k_tiles, 0),) for tile in range(direct)]
   for begin in range(0, split * num_k_tiles, num_k_tiles):

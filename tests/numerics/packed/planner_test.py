@@ -204,8 +204,8 @@ class StudyTest(absltest.TestCase):
 
   def test_numbers_of_classes(self):
     counts = {
-        (g, tk, tn, grid): len(set(lib.schedule_classes(_plan(g, tk, tn, grid))))
-        for g, tk, tn, grid in (
+        case: len(set(lib.schedule_classes(_plan(*case))))
+        for case in (
             (_W13, 64, 128, 246), (_W13, 64, 128, 200), (_W13, 64, 128, 132),
             (_W13, 64, 128, 396), (_W13, 64, 128, 264), (_W13, 128, 64, 528),
             (_W2, 128, 64, 528),
