@@ -95,6 +95,15 @@ class CountsTest(parameterized.TestCase):
                      (name, 0, 5))
     self.assertEqual(sum(k["oracle_vllm"] for k in found["kinds"].values()), 1)
 
+  def test_a_sign_of_zero_is_a_bit(self):
+    fixture, surfaces = _case()
+    zero = np.zeros_like(surfaces.final)
+    counts = lib.Counts()
+    counts.add(
+        fixture, surfaces._replace(final=zero), surfaces._replace(final=-zero)
+    )
+    self.assertEqual(counts.document()["mismatches"]["oracle_vllm"], zero.size)
+
   def test_another_shape_is_no_mismatch_but_an_error(self):
     fixture, surfaces = _case()
     with self.assertRaisesRegex(ValueError, "final"):

@@ -69,12 +69,25 @@ def packed_moe_oracle(
   s3 = gemm.packed_gemm_oracle(
       s2, w2, blocks, contract.w2, gates=gates.reshape(-1)
   )
-  # W2 has gated its output, so its rows are the combine's terms.
-  slots = np.broadcast_to(np.arange(top_k), (tokens, top_k))
-  s4 = ordered_combine.add_terms_oracle(
-      s3.reshape(tokens, top_k, -1), slots, contract.combine
-  )
-  return Surfaces(s1, s2, s3, s4)
+  return Surfaces(s1, s2, s3, combine_slots(s3, top_k, contract))
+
+
+def combine_slots(
+    s3: np.ndarray, top_k: int, contract: packed_moe.PackedMoeContract
+) -> np.ndarray:
+  """Adds the rows of each token in slot order: float32 from +0, R_16 once.
+
+  Args:
+    s3: [token * top_k, H]. W2 has gated them, so they are the terms.
+    top_k: Slots of a token.
+    contract: combine.
+
+  Returns:
+    [token, H] in the contract's dtype.
+  """
+  terms = s3.reshape(-1, top_k, s3.shape[-1])
+  slots = np.broadcast_to(np.arange(top_k), terms.shape[:2])
+  return ordered_combine.add_terms_oracle(terms, slots, contract.combine)
 
 
 def first_non_finite(surfaces: Surfaces) -> tuple[str, int, int] | None:

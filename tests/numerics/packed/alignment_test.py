@@ -187,6 +187,9 @@ class BlockRowsTest(parameterized.TestCase):
   def test_of_128_experts_and_top_8(self, tokens, rows):
     self.assertEqual(lib.block_rows_for(tokens * 8, 128), rows)
 
+  def test_a_block_filled_to_nine_tenths_is_full(self):
+    self.assertEqual(lib.block_rows_for(36, 5), 16)
+
 
 class RefusalTest(parameterized.TestCase):
 

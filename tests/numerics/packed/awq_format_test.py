@@ -230,6 +230,7 @@ class QuantizeTest(parameterized.TestCase):
   def test_zeros_stay_zero(self):
     operand = lib.quantize(np.zeros((32, 8), np.float32), 32)
     self.assertEqual(np.abs(lib.dequantize(operand, "float16")).max(), 0)
+    self.assertEqual(float(operand.scales.min()), 2.0**-14)
 
   def test_refusals(self):
     weight = np.ones((64, 8), np.float32)

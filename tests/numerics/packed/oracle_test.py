@@ -248,6 +248,16 @@ class ActivationTest(parameterized.TestCase):
       activation.silu_and_mul(np.zeros((1, 2), np.float16), other)
 
 
+class CombineTest(absltest.TestCase):
+
+  def test_slots_ascend_in_float32(self):
+    terms = np.array([[32768], [2.0**-9], [-32768]], np.float16)
+    found = lib.combine_slots(terms, 3, _contract())
+    bits.assert_same_bits(found, np.zeros((1, 1), np.float16))
+    swapped = lib.combine_slots(terms[::-1], 3, _contract())
+    bits.assert_same_bits(swapped, np.full((1, 1), 2.0**-9, np.float16))
+
+
 class OverflowTest(absltest.TestCase):
 
   def test_the_first_element_is_named(self):
