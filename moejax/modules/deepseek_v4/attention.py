@@ -43,15 +43,12 @@ class Attention(nnx.Module):
     self.q_a_norm = norm.Norm(params["q_a_norm"], epsilon, operations)
     self.kv_norm = norm.Norm(params["kv_norm"], epsilon, operations)
     kind = config.attentions[layer]
-    self.compressor = self.indexer = None
-    if kind != config_lib.SWA:
-      self.compressor = compressor_lib.Compressor(
-          params["compressor"], epsilon, operations
-      )
-    if kind == config_lib.CSA:
-      self.indexer = indexer_lib.Indexer(
-          params["indexer"], config, operations
-      )
+    self.compressor = None if kind == config_lib.SWA else (
+        compressor_lib.Compressor(params["compressor"], epsilon, operations)
+    )
+    self.indexer = None if kind != config_lib.CSA else (
+        indexer_lib.Indexer(params["indexer"], config, operations)
+    )
     self.config = config
     self.ops = operations
 

@@ -99,6 +99,7 @@ class Indexer(nnx.Module):
     ids = router_lib.select(
         total, min(config.index_top_k, capacity), "lowest_index"
     )
-    chosen = (ids[..., None] == jnp.arange(capacity)).any(-2)
+    entry = jnp.arange(capacity, dtype=jnp.int32)
+    chosen = (ids[..., None] == entry).any(-2)
     visible = (chosen & complete).astype(jnp.int32)
     return tap("visible", visible) != 0, state
