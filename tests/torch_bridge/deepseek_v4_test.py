@@ -148,7 +148,9 @@ def _ours(decoder, feeds, capacity):
 class DeepseekV4Test(parameterized.TestCase):
 
   # Each compiles some hundred programs, which is most of its time.
-  @parameterized.parameters(("bfloat16", "eager"), ("float32", "grouped_mm"))
+  @parameterized.parameters(
+      ("bfloat16", "grouped_mm"), ("float32", "eager")
+  )
   def test_every_tap_has_the_reference_s_bits(self, dtype, implementation):
     folder = pathlib.Path(tempfile.mkdtemp())
     tiny_deepseek_v4.save(folder, _DTYPES[dtype])
