@@ -159,6 +159,14 @@ class GraphTest(parameterized.TestCase):
           visible.sum(-1), np.minimum((positions + 1) // 4, 4)
       )
 
+  def test_portable_runs_before_any_entry_exists(self):
+    capture = _reference(dtype="float32").run(
+        [_prompt(2)], 2, arithmetic="portable"
+    )[0]
+    name = "layers.1.attention.indexer.visible"
+    shapes = [step.taps[name].shape for step in capture.steps]
+    self.assertEqual(shapes, [(2, 0), (1, 0), (1, 1)])
+
   def test_what_an_indexer_shows_is_what_attention_reads(self):
     step = _reference(dtype="float32").run([_prompt(45)], 0)[0].steps[0]
     weights = step.taps["layers.1.attention.softmax_with_sink"]
