@@ -111,7 +111,7 @@ class FolderTestCase(parameterized.TestCase):
 
   def write(self, tensors):
     """Replaces the folder's weights by {name: array}."""
-    for path in self.folder.glob("model*"):
+    for path in self.folder.glob("model*"):  # And the index of shards.
       path.unlink()
     tensors = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
     safetensors.numpy.save_file(
