@@ -169,7 +169,8 @@ def to_cache(
     hf_config: The model's own configuration.
 
   Raises:
-    HarnessError: the sequences have different lengths, or have seen nothing.
+    HarnessError: the sequences have different lengths or have seen nothing, or
+      the model has another number of layers.
   """
   lengths = np.asarray(state.lengths)
   length = int(lengths[0])
@@ -178,9 +179,12 @@ def to_cache(
         f"lengths {lengths.tolist()}: a cache holds sequences of one length."
     )
   cache = DynamicCache(config=hf_config)
-  for i, (layer, ours) in enumerate(
-      zip(cache.layers, state.layers, strict=True)
-  ):
+  if len(cache.layers) != config.num_layers:
+    raise refusal.HarnessError(
+        f"a model of {len(cache.layers)} layers, a state of"
+        f" {config.num_layers}."
+    )
+  for i, (layer, ours) in enumerate(zip(cache.layers, state.layers)):
     rows = min(length, config.window - 1)
     order = np.arange(length - rows, length) % config.window
     keys = tensor_bits.to_torch(np.asarray(ours.window)[:, None, order])

@@ -58,7 +58,8 @@ def capture(
     and, in scores, minus infinity, whatever the buffer holds.
 
   Raises:
-    HarnessError: an array has not the shape that the configuration gives it.
+    HarnessError: an array has not the shape that the configuration gives it,
+      or a bias is missing.
   """
   length = int(working.lengths[sequence])
   arrays = {}
@@ -93,7 +94,8 @@ def _raw_value(config, working, parameters, part, sequence) -> np.ndarray:
     previous = compressor.previous_kv
   else:
     gate = _rows(part, compressor.gate[sequence], rate)
-    current = gate + _bias(parameters, part, rate)
+    shape = (rate, part.width)
+    current = gate + _bias(parameters, part.layer, part.component, shape)
     previous = compressor.previous_score
   if layout_lib.series(config, part.layer) == 1:
     return current
@@ -111,13 +113,12 @@ def _rows(part, array, rows: int) -> np.ndarray:
   return array.astype(np.float32)
 
 
-def _bias(parameters, part, rate: int) -> np.ndarray:
-  name = bias_name(part.layer, part.component)
+def _bias(parameters, layer, component, shape) -> np.ndarray:
+  name = bias_name(layer, component)
   bias = np.asarray(parameters[name]) if name in parameters else None
-  want = ((rate, part.width), np.float32)
-  if bias is None or (bias.shape, bias.dtype) != want:
+  if bias is None or (bias.shape, bias.dtype) != (shape, np.float32):
     have = None if bias is None else (bias.shape, bias.dtype.name)
-    raise refusal.HarnessError(f"{name} is {have}, not float32 {want[0]}.")
+    raise refusal.HarnessError(f"{name} is {have}, not float32 {shape}.")
   return bias
 
 
@@ -140,7 +141,7 @@ def restore(
 
   Raises:
     HarnessError: a value is not one of the config's dtype, no gate gives a
-      score, or the capacity is below the entries.
+      score, a bias is missing, or the capacity is below the entries.
   """
   c, length = state.config, state.identity.length
   dtype = formats.of(c.dtype).numpy
@@ -157,10 +158,10 @@ def restore(
   def compressor(layer, component):
     at = f"layers.{layer}.{component}"
     rate = c.rate(layer)
-    bias = np.asarray(parameters[bias_name(layer, component)])
     kv = _narrow(f"{at}.kv", raw[f"{at}.kv"], dtype)
     score = raw[f"{at}.score"]
     split = len(kv) - rate
+    bias = _bias(parameters, layer, component, (rate, kv.shape[1]))
     inner = component == layout_lib.INDEXER
     keys = f"{at}.keys" if inner else f"layers.{layer}.compressed_kv"
     if len(raw[keys]) > capacity:

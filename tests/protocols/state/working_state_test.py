@@ -97,6 +97,8 @@ class RestoreTest(parameterized.TestCase):
     name = lib.bias_name(1, layout_lib.INDEXER)
     with self.assertRaisesRegex(refusal.HarnessError, name):
       lib.capture(config, working, {**bias, name: bias[name][:2]}, (1,))
+    with self.assertRaisesRegex(refusal.HarnessError, f"{name} is None"):
+      lib.restore(state, {k: v for k, v in bias.items() if k != name}, 6)
     with self.assertRaisesRegex(refusal.HarnessError, "window_kv"):
       lib.capture(sample.tiny(window=9), working, bias, (1,))
 
