@@ -152,7 +152,7 @@ class DeepseekV4Test(parameterized.TestCase):
       ("bfloat16", "grouped_mm"), ("float32", "eager")
   )
   def test_every_tap_has_the_reference_s_bits(self, dtype, implementation):
-    folder = pathlib.Path(tempfile.mkdtemp())
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     tiny_deepseek_v4.save(folder, _DTYPES[dtype])
     reference = torch_reference.TransformersReference(folder, implementation)
     config = _config(reference.model.config, dtype)
