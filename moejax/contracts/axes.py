@@ -22,4 +22,18 @@ AXES = {
     "two_hidden": "gate half, then up half, of a fused projection",
     "route": "token * top_k + slot",
     "one": "a kept axis of length one",
+    # DeepSeek-V4.
+    "stream": "residual streams of the hyper-connections",
+    "stream_out": "the stream that a mixing matrix writes",
+    "stream_embed": "all streams of a token, one after another",
+    "mix": "weights of a hyper-connection: pre, post, then the mixing matrix",
+    "round": "normalisations of a mixing matrix: columns, rows, columns, ...",
+    "rotary_dim": "the trailing channels of a head that turn",
+    "window": "compression windows that this step completes",
+    "row": "tokens of one compression window",
+    "series_row": "tokens pooled into one entry: earlier window's, then own",
+    "entry": "compressed entries, earlier steps included",
+    "key_and_sink": "key, then the sink of the head",
+    "group": "groups of heads with their own output projection",
+    "rank": "width of one group after it",
 }

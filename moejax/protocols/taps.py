@@ -13,6 +13,8 @@ Layer: protocols. Axes: contracts/axes.py.
 
 import re
 
+from moejax.protocols import deepseek_v4_taps
+
 _NORM = {
     "square": "token,embed",
     "mean": "token,one",
@@ -41,8 +43,7 @@ def _rotary(prefix: str, heads: str) -> dict[str, str]:
   return {f"{prefix}.{n}": axes for n in ("times_cos", "times_sin", "rotated")}
 
 
-# {name without the layer: axes}.
-TAPS: dict[str, str] = {
+_QWEN3_MOE: dict[str, str] = {
     "positions": "token",
     "embed": "token,embed",
     "rotary.inverse_frequencies": "half_dim",
@@ -99,7 +100,16 @@ TAPS: dict[str, str] = {
     **_norm("final_norm"),
     "logits": "token,vocab",
 }
+# {name without the layer: axes}, of all architectures.
+TAPS: dict[str, str] = _QWEN3_MOE | deepseek_v4_taps.TAPS
 ROUTE_IDS = "moe.router.ids"
+VISIBLE = "attention.indexer.visible"
+_STATE = (
+    "attention.state_keys",
+    "attention.state_values",
+    "attention.state_kv",
+)
+_RESIDUAL = ("after_attention", "output", "streams_after_attention", "streams")
 _LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 
 
@@ -131,6 +141,6 @@ def level(name: str) -> str:
   tap = split(name)[1]
   if tap == "logits":
     return "L1"
-  if tap in ("attention.state_keys", "attention.state_values"):
+  if tap in _STATE:
     return "L2"
-  return "L3" if tap in ("after_attention", "output") else "L4"
+  return "L3" if tap in _RESIDUAL else "L4"
