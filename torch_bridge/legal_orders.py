@@ -6,6 +6,7 @@ so the difference between the two is the reference's own uncertainty. Where a
 router stands near a boundary, such a difference selects another expert and
 everything after it is another computation; `ForcedRoutes` keeps the selection,
 so that runs stay comparable and the selection is judged by its margin instead.
+The same holds for an indexer, which selects what attention may see.
 
 Layer: torch_bridge.
 """
@@ -41,7 +42,7 @@ class ForcedRoutes(_python_dispatch.TorchDispatchMode):
   """Replaces each `topk` by given indices, in the order of the calls."""
 
   def __init__(self, ids: Iterator[np.ndarray]):
-    """Takes the indices of one call after the other, [token, slot]."""
+    """Takes the indices of one call after the other, [token, at least k]."""
     super().__init__()
     self._ids = ids
 
@@ -49,6 +50,8 @@ class ForcedRoutes(_python_dispatch.TorchDispatchMode):
     del types
     if aten_names.base_name(func) != "topk":
       return func(*args, **(kwargs or {}))
-    scores = args[0]
-    ids = torch.from_numpy(next(self._ids).astype(np.int64)).to(scores.device)
+    scores, count = args[:2]
+    ids = next(self._ids)[..., :count].astype(np.int64)
+    ids = torch.from_numpy(ids.reshape(*scores.shape[:-1], count))
+    ids = ids.to(scores.device)
     return torch.gather(scores, -1, ids), ids

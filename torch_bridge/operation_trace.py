@@ -28,7 +28,7 @@ class Event:
     scope: Dotted name of the innermost running module.
     operation: Name without overload; "cast" for a cast to a narrower float,
       "from_int" for one from integers, "append" for a concatenation along the
-      last but one axis.
+      last but one axis, "lookup" for integers taken from a table.
     value: A copy of the result; of the indices, where values are selected.
   """
 
@@ -101,6 +101,8 @@ def _kind(func, args, result) -> str | None:
     return _cast_kind(args[0].dtype, result.dtype)
   if name == "cat" and len(args) > 1 and args[1] == -2:
     return "append"
+  if name == "index" and result.dtype == torch.int64:
+    return "lookup"
   if name in aten_names.EXACT or not result.dtype.is_floating_point:
     return None
   return name

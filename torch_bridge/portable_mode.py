@@ -21,6 +21,7 @@ Layer: torch_bridge.
 """
 
 from collections.abc import Callable
+import math
 
 import numpy as np
 import torch
@@ -141,7 +142,8 @@ def _last_axis(x: np.ndarray, axes, keepdim: bool):
   axes = range(x.ndim) if axes is None or not len(axes) else axes
   axes = sorted(a % x.ndim for a in axes)
   kept = [a for a in range(x.ndim) if a not in axes]
-  moved = x.transpose(*kept, *axes).reshape(*[x.shape[a] for a in kept], -1)
+  width = math.prod(x.shape[a] for a in axes)
+  moved = x.transpose(*kept, *axes).reshape(*[x.shape[a] for a in kept], width)
   shape = [
       1 if a in axes else x.shape[a]
       for a in range(x.ndim)

@@ -23,12 +23,12 @@ from moejax.contracts import refusal
 from moejax.numerics.portable import certificate as certificate_lib
 from moejax.numerics.portable import portable_oracle
 from moejax.protocols import capture as capture_lib
-from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory
+from torch_bridge.graphs import expert_events
 from torch_bridge import legal_orders
 from torch_bridge import operation_trace
 from torch_bridge import portable_mode
-from torch_bridge import qwen3_moe_graph
+from torch_bridge import reference_architectures
 from torch_bridge import tensor_bits
 
 ARITHMETICS = ("native", "portable", "reversed")
@@ -49,10 +49,11 @@ class TransformersReference:
       experts_implementation: "eager", "grouped_mm" or "batched_mm".
 
     Raises:
-      UnsupportedError: the implementation is not known here.
+      UnsupportedError: the implementation or the architecture is not known
+        here, or this transformers computes the architecture wrongly.
       HarnessError: transformers cannot load the folder.
     """
-    known = qwen3_moe_graph.IMPLEMENTATIONS
+    known = expert_events.IMPLEMENTATIONS
     if experts_implementation not in known:
       raise refusal.UnsupportedError(
           f"experts_implementation={experts_implementation!r} is not one of"
@@ -75,6 +76,9 @@ class TransformersReference:
           f" {error}"
       ) from error
     self.experts_implementation = experts_implementation
+    self._architecture = reference_architectures.of(
+        self.model.config.model_type, transformers.__version__
+    )
     if sum(p.numel() for p in self.model.parameters()) < _SMALL:
       torch.set_num_threads(1)
 
@@ -144,20 +148,19 @@ class TransformersReference:
         elif arithmetic == "reversed":
           stack.enter_context(legal_orders.ReversedContraction())
         if follow is not None:
-          ids = _routes(follow.steps[index].taps)
+          ids = self._architecture.selections(
+              follow.steps[index].taps, self.model.config
+          )
           stack.enter_context(legal_orders.ForcedRoutes(iter(ids)))
         if wanted is not trajectory.keep_none:
           stack.enter_context(trace.following(self.model))
         logits = self._forward(feed, cache)
       values = {"logits": tensor_bits.to_numpy(logits[0])}
       if wanted is not trajectory.keep_none:
-        values = qwen3_moe_graph.taps_of(
-            trace.take(), self.experts_implementation
+        values = self._frequencies() | self._architecture.taps_of(
+            trace.take(), self.experts_implementation, self.model.config
         )
-        values["rotary.inverse_frequencies"] = tensor_bits.to_numpy(
-            self.model.model.rotary_emb.inv_freq
-        )
-      state = _state_arrays(cache)
+      state = self._architecture.state(cache)
       steps.append(
           capture_lib.Step(
               start=position,
@@ -189,13 +192,21 @@ class TransformersReference:
       ).logits
     except RuntimeError as error:  # For example a stride that a kernel needs.
       raise refusal.UnsupportedError(
-          "transformers cannot run this checkpoint with"
+          f"transformers {transformers.__version__} cannot run this"
+          " checkpoint with"
           f" experts_implementation={self.experts_implementation!r}: {error}"
       ) from error
 
+  def _frequencies(self) -> dict[str, np.ndarray]:
+    rotary = self.model.model.rotary_emb
+    return {
+        tap: tensor_bits.to_numpy(getattr(rotary, name))
+        for tap, name in self._architecture.frequencies.items()
+    }
+
   @contextlib.contextmanager
   def _tables(self, arithmetic, oracle) -> Iterator[None]:
-    """Lends the rotary module frequencies of the run's own arithmetic.
+    """Lends the rotary modules frequencies of the run's own arithmetic.
 
     They are computed when a model is built, natively; in portable arithmetic
     they are an operation like any other.
@@ -203,34 +214,17 @@ class TransformersReference:
     if arithmetic != "portable":
       yield
       return
-    rotary = self.model.model.rotary_emb
+    kind = type(self.model.model.rotary_emb)
     with portable_mode.PortableMode(oracle):
-      portable = type(rotary)(config=self.model.config)
-    kept = {n: b for n, b in rotary.named_buffers()}
+      portable = dict(kind(config=self.model.config).named_buffers())
+    modules = [m for m in self.model.modules() if isinstance(m, kind)]
+    kept = [dict(module.named_buffers()) for module in modules]
     try:
-      for name, buffer in portable.named_buffers():
-        setattr(rotary, name, buffer)
+      for module in modules:
+        for name, buffer in portable.items():
+          setattr(module, name, buffer)
       yield
     finally:
-      for name, buffer in kept.items():
-        setattr(rotary, name, buffer)
-
-
-def _routes(taps: dict[str, np.ndarray]) -> list[np.ndarray]:
-  """The expert ids of all routers of a step, layers ascending."""
-  found = {
-      taps_lib.split(name)[0]: value
-      for name, value in taps.items()
-      if taps_lib.split(name)[1] == taps_lib.ROUTE_IDS
-  }
-  return [found[layer] for layer in sorted(found)]
-
-
-def _state_arrays(cache) -> dict[str, np.ndarray]:
-  """{"layers.0.keys": [key, kv_head, head_dim], ...} of a batch of one."""
-  out = {}
-  for index, layer in enumerate(cache.layers):
-    for name, tensor in (("keys", layer.keys), ("values", layer.values)):
-      array = np.swapaxes(tensor_bits.to_numpy(tensor)[0], 0, 1)
-      out[f"layers.{index}.{name}"] = np.ascontiguousarray(array)
-  return out
+      for module, buffers in zip(modules, kept, strict=True):
+        for name, buffer in buffers.items():
+          setattr(module, name, buffer)

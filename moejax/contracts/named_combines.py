@@ -31,13 +31,20 @@ _ALL = (
         operand=_B16,
         accumulator=_B16,
         order="expert",
+        round_before_shared=True,
     ),
     # The slots side by side in route order, then one sum over them.
     combine.CombineContract(
-        "transformers_grouped_mm", gate_dtype=_B16, operand=_B16
+        "transformers_grouped_mm",
+        gate_dtype=_B16,
+        operand=_B16,
+        round_before_shared=True,
     ),
     combine.CombineContract(
-        "transformers_batched_mm", gate_dtype=_B16, operand=_B16
+        "transformers_batched_mm",
+        gate_dtype=_B16,
+        operand=_B16,
+        round_before_shared=True,
     ),
     # The gate multiplies in float32 ahead of W2; experts add into a float32
     # buffer, ids ascending, and the shared expert joins before the rounding.

@@ -52,6 +52,15 @@ class Operations(Protocol):
   def silu(self, x: Array) -> Array:
     """x / (1 + exp(-x))."""
 
+  def sigmoid(self, x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+
+  def softplus(self, x: Array) -> Array:
+    """log(1 + exp(x))."""
+
+  def sqrt(self, x: Array) -> Array:
+    """sqrt(x)."""
+
   def mean(self, x: Array, site: str) -> Array:
     """Mean over the last axis, which is kept with length one."""
 
@@ -60,6 +69,16 @@ class Operations(Protocol):
 
   def softmax(self, x: Array, site: str) -> Array:
     """exp(x - max) / sum(exp(x - max)) over the last axis."""
+
+  def sinkhorn(
+      self, x: Array, iterations: int, epsilon: float, site: str
+  ) -> Array:
+    """Normalises square matrices: columns, then (rows, columns) in turn.
+
+    One round is three operations: s = R(sum along the axis), t = R(s +
+    epsilon), x = R(x / t). [..., n, n] to [..., 2 * iterations - 1, n, n]:
+    the matrix after every round.
+    """
 
   def linear(self, x: Array, weight: Array, site: str) -> Array:
     """[..., k] times [n, k] transposed: [..., n]."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from moejax.contracts import combine
 from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
+from moejax.numerics import moves
 from moejax.numerics import router as router_lib
 
 
@@ -49,7 +50,20 @@ class Experts(nnx.Module):
       contract: combine.CombineContract,
       layer: int,
       operations: ops_lib.Operations,
+      limit: float | None = None,
   ):
+    """Takes "gate_up" and "down" of the parameters.
+
+    Args:
+      params: Nested arrays.
+      contract: Of the combine.
+      layer: Index, for orders that depend on it.
+      operations: The arithmetic.
+      limit: Bound on gate (above) and up (both sides); None means none.
+
+    Raises:
+      NotImplementedError: the contract contracts products and additions.
+    """
     if contract.contraction != "mul_add":
       raise NotImplementedError(
           f"contraction={contract.contraction!r}: the decoder rounds its"
@@ -59,6 +73,7 @@ class Experts(nnx.Module):
     self.down = nnx.Param(params["down"])
     self.contract = contract
     self.layer = layer
+    self.limit = limit
     self.ops = operations
 
   def __call__(
@@ -99,6 +114,9 @@ class Experts(nnx.Module):
         rows, self.gate_up[...], expert_of_row, "expert_gemm"
     )
     gate, up = jnp.split(by_slot("gate_up", both), 2, axis=-1)
+    if self.limit is not None:
+      gate = moves.clamp(gate, None, self.limit)
+      up = moves.clamp(up, -self.limit, self.limit)
     product = ops.multiply(by_slot("silu", ops.silu(gate)), up)
     product = by_slot("activation", product)
     if site == "before_down":

@@ -43,11 +43,27 @@ def yarn_scale(factor: float, mscale: float) -> float:
 def inverse_frequencies(
     config: config_lib.DecoderConfig, ops: ops_lib.Operations
 ) -> jax.Array:
+  """`frequencies_of` a Qwen3-MoE decoder."""
+  return frequencies_of(
+      config.head_dim,
+      config.rope_theta,
+      config.rope_scaling,
+      config.max_positions,
+      ops,
+  )
+
+
+def frequencies_of(
+    dim: int,
+    theta: float,
+    scaling: config_lib.RopeScaling,
+    max_positions: int,
+    ops: ops_lib.Operations,
+) -> jax.Array:
   """Returns [half_dim] float32 radians a position; one rounding a step."""
-  dim, scaling = config.head_dim, config.rope_scaling
   even = jnp.arange(0, dim, 2, dtype=jnp.float32)
   exponent = ops.divide(even, jnp.full_like(even, dim))
-  period = ops.power(config.rope_theta, exponent)
+  period = ops.power(theta, exponent)
   one = jnp.ones_like(period)
   plain = ops.divide(one, period)
   if scaling.kind == "default":
@@ -55,7 +71,7 @@ def inverse_frequencies(
   if scaling.kind == "linear":
     return ops.divide(plain, jnp.full_like(plain, scaling.factor))
   stretched = ops.divide(one, ops.scale(period, scaling.factor))
-  low, high = _yarn_range(config)
+  low, high = _yarn_range(dim, theta, scaling, max_positions)
   pair = jnp.arange(dim // 2, dtype=jnp.float32)
   ramp = ops.divide(
       ops.add_scalar(pair, -low), jnp.full_like(pair, high - low)
@@ -66,14 +82,13 @@ def inverse_frequencies(
   return ops.add(ops.multiply(stretched, rest), ops.multiply(plain, keep))
 
 
-def _yarn_range(config: config_lib.DecoderConfig) -> tuple[float, float]:
+def _yarn_range(dim, theta, scaling, max_positions) -> tuple[float, float]:
   """The pairs between which frequencies pass from kept to interpolated."""
-  scaling, dim = config.rope_scaling, config.head_dim
-  context = scaling.original_positions or config.max_positions
+  context = scaling.original_positions or max_positions
 
   def pair(rotations: float) -> float:
     return (dim * math.log(context / (rotations * 2 * math.pi))) / (
-        2 * math.log(config.rope_theta)
+        2 * math.log(theta)
     )
 
   low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)

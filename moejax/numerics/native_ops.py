@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from moejax.numerics import expert_rows
 from moejax.numerics import ordered_combine
+from moejax.numerics import sinkhorn
 
 
 def _in_float32(fn):
@@ -41,6 +42,9 @@ _RSQRT = _in_float32(lax.rsqrt)
 _COS = _in_float32(jnp.cos)
 _SIN = _in_float32(jnp.sin)
 _SILU = _in_float32(lambda x: x / (1.0 + jnp.exp(-x)))
+_SIGMOID = _in_float32(lambda x: 1.0 / (1.0 + jnp.exp(-x)))
+_SOFTPLUS = _in_float32(lambda x: jnp.logaddexp(x, 0.0))
+_SQRT = _in_float32(jnp.sqrt)
 _MEAN = _in_float32(lambda x: jnp.mean(x, axis=-1, keepdims=True))
 _SUM = _in_float32(lambda x: jnp.sum(x, axis=-1, keepdims=True))
 _SOFTMAX = _in_float32(lambda x: jax.nn.softmax(x, axis=-1))
@@ -94,6 +98,15 @@ class NativeOperations:
   def silu(self, x):
     return _SILU(x)
 
+  def sigmoid(self, x):
+    return _SIGMOID(x)
+
+  def softplus(self, x):
+    return _SOFTPLUS(x)
+
+  def sqrt(self, x):
+    return _SQRT(x)
+
   def mean(self, x, site):
     del site
     return _MEAN(x)
@@ -105,6 +118,9 @@ class NativeOperations:
   def softmax(self, x, site):
     del site
     return _SOFTMAX(x)
+
+  def sinkhorn(self, x, iterations, epsilon, site):
+    return sinkhorn.by_operations(self, x, iterations, epsilon, site)
 
   def linear(self, x, weight, site):
     return self.matmul(x, jnp.swapaxes(weight, -1, -2), site)

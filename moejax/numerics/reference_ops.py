@@ -7,9 +7,10 @@ decoder can, for example, run natively but for its norms.
 Layer: numerics. Protocol: contracts/ops.py.
 """
 
+import dataclasses
+
 from moejax.contracts import decoder
 from moejax.contracts import ops
-from moejax.contracts import reduction
 from moejax.numerics import expert_rows
 from moejax.numerics import native_ops
 from moejax.numerics.portable import certificate as certificate_lib
@@ -28,8 +29,8 @@ def operations(
     certificate: Collects what portable operations did, if there are any.
   """
   chains = {
-      site: getattr(contract.reductions, site).chain
-      for site in reduction.SITES
+      field.name: getattr(contract.reductions, field.name).chain
+      for field in dataclasses.fields(contract.reductions)
   }
   kinds = {contract.elementwise, *chains.values()}
   if kinds == {"native"}:
@@ -68,6 +69,9 @@ class _BySite:
         "cos",
         "sin",
         "silu",
+        "sigmoid",
+        "softplus",
+        "sqrt",
     ):
       setattr(self, method, getattr(elementwise, method))
     # The combine has a contract of its own and runs as that says.
@@ -83,6 +87,9 @@ class _BySite:
 
   def softmax(self, x, site):
     return self._sites[site].softmax(x, site)
+
+  def sinkhorn(self, x, iterations, epsilon, site):
+    return self._sites[site].sinkhorn(x, iterations, epsilon, site)
 
   def linear(self, x, weight, site):
     return self._sites[site].linear(x, weight, site)

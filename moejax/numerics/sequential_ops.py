@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from moejax.numerics import rounding
+from moejax.numerics import sinkhorn
 
 
 def matmul_oracle(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
@@ -143,9 +144,23 @@ class SequentialReductions:
     weights = self._elementwise.exp(self._elementwise.add(x, -largest))
     return self._elementwise.divide(weights, self.sum(weights, site))
 
+  def sinkhorn(self, x, iterations, epsilon, site):
+    return sinkhorn.by_operations(
+        _WithSum(self._elementwise, self.sum), x, iterations, epsilon, site
+    )
+
   def linear(self, x, weight, site):
     return self.matmul(x, jnp.swapaxes(weight, -1, -2), site)
 
   def matmul(self, a, b, site):
     del site
     return matmul(a, b, a.dtype.name)
+
+
+class _WithSum:
+  """What a Sinkhorn round needs: sums of this file, the rest elementwise."""
+
+  def __init__(self, elementwise, sum_):
+    self.sum = sum_
+    self.add_scalar = elementwise.add_scalar
+    self.divide = elementwise.divide

@@ -103,6 +103,7 @@ _QWEN3_MOE: dict[str, str] = {
 # {name without the layer: axes}, of all architectures.
 TAPS: dict[str, str] = _QWEN3_MOE | deepseek_v4_taps.TAPS
 ROUTE_IDS = "moe.router.ids"
+VISIBLE = "attention.indexer.visible"
 _STATE = (
     "attention.state_keys",
     "attention.state_values",

@@ -43,8 +43,12 @@ def keep_none(name: str) -> bool:
 
 
 def keep_boundaries(name: str) -> bool:
-  """Keeps logits, state, residual stream and routers."""
-  return taps_lib.level(name) != "L4" or ".router." in name
+  """Keeps logits, state, residual stream, routers and what indexers show."""
+  return (
+      taps_lib.level(name) != "L4"
+      or ".router." in name
+      or taps_lib.split(name)[1] == taps_lib.VISIBLE
+  )
 
 
 def run(

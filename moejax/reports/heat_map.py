@@ -49,6 +49,8 @@ _CELL = (11, 42)
 _NUMBERED = 26  # From this width on a cell shows its share.
 _TOP = 118  # Title and legend.
 _MARGIN = 34  # Right of the grid: the levels.
+_HEADS = 30
+_HEADS_EVERY = 60  # Rows; the next group after them has heads of its own.
 
 Key = tuple[int | None, str]
 
@@ -67,21 +69,25 @@ def render(taps: Sequence[Mapping], title: str) -> str:
   layers = sorted({layer for layer, _ in counts if layer is not None})
   cell = min(max(_GRID // max(len(layers), 1), _CELL[0]), _CELL[1])
   before, inside, after = _rows(list(counts))
+  headed = _headed(inside)
   canvas = canvas_lib.Canvas(
       "heat",
       COLOURS,
       width=max(_LABEL + cell * max(len(layers), 4) + _MARGIN, 430),
-      height=_TOP + _ROW * (len(before) + len(inside) + len(after)) + 56,
+      height=_TOP
+      + _ROW * (len(before) + len(inside) + len(after))
+      + _HEADS * max(len(headed), 1)
+      + 26,
   )
   canvas.text("text", 0, 16, title, size=13, weight="bold")
   _legend(canvas)
   y = _TOP
   whole = cell * max(len(layers), 4)
   y = _outside(canvas, before, counts, y, whole)
-  if inside:
-    y = _column_heads(canvas, layers, cell, y)
   previous = ""
   for tap in inside:
+    if tap in headed:
+      y, previous = _column_heads(canvas, layers, cell, y), ""
     previous = _label(canvas, tap, y, previous)
     row = [counts[layer, tap] for layer in layers if (layer, tap) in counts]
     for one in row:
@@ -130,6 +136,22 @@ def _rows(keys: Sequence[Key]) -> tuple[list, list, list]:
   return before, inside, after
 
 
+def _headed(inside: Sequence[str]) -> set[str]:
+  """The taps with the layers' numbers above them: a first one, then in reach.
+
+  A group of taps is not cut apart.
+  """
+  found, since = set(), _HEADS_EVERY
+  for index, tap in enumerate(inside):
+    group = words.readable(tap)[0]
+    starts = not index or words.readable(inside[index - 1])[0] != group
+    if since >= _HEADS_EVERY and starts:
+      found.add(tap)
+      since = 0
+    since += 1
+  return found
+
+
 def _outside(canvas, taps, counts, y, width) -> int:
   previous = ""
   for tap in taps:
@@ -147,7 +169,7 @@ def _column_heads(canvas, layers, cell, y) -> int:
       x = _LABEL + cell * (column + 0.5)
       canvas.text("muted", x, y + 24, str(layer), "center")
   canvas.text("muted", _LABEL - 8, y + 24, "layer", "right")
-  return y + 30
+  return y + _HEADS
 
 
 def _label(canvas, tap, y, previous) -> str:

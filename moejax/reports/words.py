@@ -109,6 +109,39 @@ _OPERATIONS = {
     "attention.probabilities": "the attention weights",
     "attention.values": "the weighted sum of the values",
     "attention.o_proj": "the output projection of attention",
+    "attention_hc": "the hyper-connection before attention",
+    "attention_hc.sinkhorn": "the Sinkhorn normalisation before attention",
+    "attention.q_a_proj": "the down-projection of the queries",
+    "attention.q_a_norm": "the norm of the query latent",
+    "attention.q_b_proj": "the up-projection of the queries",
+    "attention.q_b_norm": "the norm of each query head",
+    "attention.q_turn": "the rotary embedding of the queries",
+    "attention.kv_proj": "the projection to keys that are values",
+    "attention.kv_norm": "the norm of the keys that are values",
+    "attention.kv_turn": "the rotary embedding of the keys",
+    "attention.state_kv": "the keys kept for later tokens, values at once",
+    "attention.compressor": "the compression of windows of keys",
+    "attention.indexer.compressor": "the compression of the indexer's keys",
+    "attention.indexer": "the indexer's scores of compressed entries",
+    "attention.indexer.q_b_proj": "the projection to the indexer's queries",
+    "attention.indexer.q_turn": "the rotary embedding of the indexer's queries",
+    "attention.indexer.visible": "the choice of compressed entries",
+    "attention.shifted": "attention scores and sink minus their maximum",
+    "attention.softmax_with_sink": "the softmax of attention with its sink",
+    "attention.output_turn": "the inverse rotary embedding of the output",
+    "attention.o_a_proj": "the grouped down-projection of the output",
+    "attention.o_b_proj": "the up-projection of the output",
+    "attention_mix": "the mixing of the residual streams after attention",
+    "streams_after_attention": "the residual streams after attention",
+    "moe_hc": "the hyper-connection before the experts",
+    "moe_hc.sinkhorn": "the Sinkhorn normalisation before the experts",
+    "moe.router.softplus": "the softplus of the router's projection",
+    "moe.router.biased": "the router's scores with the balancing bias",
+    "moe.shared": "the shared expert",
+    "moe.sum": "routed experts plus shared expert",
+    "moe_mix": "the mixing of the residual streams after the experts",
+    "streams": "the residual streams after the layer",
+    "head_hc": "the collapse of the residual streams before the head",
     "after_attention": "the residual stream after attention",
     "mlp_norm": "the norm before the experts",
     "moe.router.logits": "the router's projection",
@@ -131,6 +164,9 @@ _ALONE = {
     "embed": ("input", "embedding"),
     "after_attention": ("residual stream", "after attention"),
     "output": ("residual stream", "after the layer"),
+    "streams_after_attention": ("residual streams", "after attention"),
+    "streams": ("residual streams", "after the layer"),
+    "moe.sum": ("MoE", "routed plus shared"),
     "logits": ("head", "logits"),
 }
 _GROUPS = {
@@ -145,6 +181,26 @@ _GROUPS = {
     "mlp_norm": "feed-forward norm",
     "mlp": "feed-forward",
     "ids": "chosen experts",
+    # mHC: manifold-constrained hyper-connections.
+    "attention_hc": "attention mHC",
+    "moe_hc": "MoE mHC",
+    "head_hc": "head mHC",
+    "attention_mix": "attention mixing",
+    "moe_mix": "MoE mixing",
+    "q_a_proj": "query down-projection",
+    "q_a_norm": "query latent norm",
+    "q_b_proj": "query up-projection",
+    "q_b_norm": "query head norm",
+    "q_turn": "query RoPE",
+    "kv_proj": "KV projection",
+    "kv_norm": "KV norm",
+    "kv_turn": "KV RoPE",
+    "turn": "RoPE",
+    "output_turn": "output inverse RoPE",
+    "state_kv": "state KV",
+    "o_a_proj": "output down-projection",
+    "o_b_proj": "output up-projection",
+    "visible": "chosen entries",
 }
 
 
@@ -162,13 +218,12 @@ def readable(tap: str) -> tuple[str, str]:
   """Returns (group, name) of a tap, such as ("query norm", "mean")."""
   if tap in _ALONE:
     return _ALONE[tap]
-  *group, leaf = tap.split(".")
-  if len(group) > 1:
-    group = group[1:]
-  return tuple(
-      _GROUPS.get(word, word.replace("_", " "))
-      for word in (" ".join(group), leaf)
+  *group, leaf = (
+      _GROUPS.get(word, word.replace("_", " ")) for word in tap.split(".")
   )
+  if len(group) > 1 and group[0] in ("attention", "moe"):
+    group = group[1:]
+  return " ".join(group), leaf
 
 
 def tap_name(layer: int | None, tap: str) -> str:

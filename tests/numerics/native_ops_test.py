@@ -82,6 +82,21 @@ _CLOSE = {
         lambda ops, x, dtype: ops.unary("silu", x, dtype),
         _relative("silu"),
     ),
+    "sigmoid": (
+        lambda x: _OPS.sigmoid(x),
+        lambda ops, x, dtype: ops.unary("sigmoid", x, dtype),
+        _relative("sigmoid"),
+    ),
+    "softplus": (
+        lambda x: _OPS.softplus(x),
+        lambda ops, x, dtype: ops.unary("softplus", x, dtype),
+        _relative("softplus"),
+    ),
+    "sqrt": (
+        lambda x: _OPS.sqrt(jnp.abs(x)),
+        lambda ops, x, dtype: ops.unary("sqrt", np.abs(x), dtype),
+        _relative("sqrt"),
+    ),
     "mean": (
         lambda x: _OPS.mean(x, _SITE),
         lambda ops, x, dtype: ops.mean(x, True, dtype),

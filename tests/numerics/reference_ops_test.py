@@ -79,6 +79,8 @@ _ELEMENTWISE = {
     "cos": lambda ops: ops.cos(jnp.asarray(_X)),
     "sin": lambda ops: ops.sin(jnp.asarray(_X)),
     "silu": lambda ops: ops.silu(jnp.asarray(_X)),
+    "sigmoid": lambda ops: ops.sigmoid(jnp.asarray(_X)),
+    "softplus": lambda ops: ops.softplus(jnp.asarray(_X)),
 }
 
 

@@ -11,6 +11,7 @@ from moejax.contracts import axes
 from moejax.contracts import verdict
 from moejax.protocols import capture
 from moejax.protocols import compare
+from moejax.protocols import deepseek_v4_taps
 from moejax.protocols import taps
 
 
@@ -142,12 +143,17 @@ class CompareTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "layers.0.nothing"):
       taps.axes("layers.0.nothing")
 
-
   def test_every_axis_of_a_tap_is_in_the_legend(self):
     used = {axis for axes_ in taps.TAPS.values() for axis in axes_.split(",")}
     self.assertContainsSubset(used, axes.AXES)
     unused = set(axes.AXES) - used
     self.assertEqual(unused, {"batch", "route"})  # Docstrings use these.
+
+  def test_a_name_of_two_architectures_has_the_same_axes_in_both(self):
+    for name, axes_ in deepseek_v4_taps.TAPS.items():
+      self.assertEqual(taps.TAPS[name], axes_, name)
+    for name in taps._QWEN3_MOE:
+      self.assertEqual(taps.TAPS[name], taps._QWEN3_MOE[name], name)
 
   def test_a_name_is_put_together_as_it_was_taken_apart(self):
     for name in ("logits", "layers.12.attention.q_norm.mean"):

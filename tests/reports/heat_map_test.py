@@ -79,6 +79,20 @@ class HeatMapTest(parameterized.TestCase):
             "rsqrt", "logits"]
     self.assertEqual([t for t in texts if t in rows], rows)
 
+  def test_a_long_column_repeats_the_numbers_of_the_layers(self):
+    taps = [
+        _tap(f"{group}.{leaf}", layer)
+        for layer in (0, 7)
+        for group in ("a", "b", "c")
+        for leaf in range(45)
+    ]
+    svg = lib.render(taps, "x")
+    self.assertEqual(_texts(svg).count("7"), 2 + 3)  # 2 heads; 3 leaves.
+    height = float(ElementTree.fromstring(svg).get("height"))
+    ends = [float(e.get("y")) for e in ElementTree.fromstring(svg).iter("text")]
+    self.assertLess(max(ends), height)
+    self.assertLess(height - max(ends), 60)
+
   def test_a_layer_without_a_tap_has_no_cell_for_it(self):
     taps = [_tap("mlp.silu", 0), _tap("moe.router.ids", 1)]
     self.assertLen(_cells(lib.render(taps, "x")), 2)

@@ -76,7 +76,7 @@ def _model(dtype: str):
 
 
 def _make_norms_run(model):
-  """transformers 5.17 loads float32 norms whose output no other layer takes.
+  """transformers 5.17 loads float32 norms that no bfloat16 linear can follow.
 
   Its norm multiplies after narrowing; 5.24's narrows last.
   """

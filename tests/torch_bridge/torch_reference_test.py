@@ -17,7 +17,8 @@ from moejax.protocols import trajectory
 from tests import bits
 from torch_bridge import legal_orders
 from torch_bridge import operation_trace
-from torch_bridge import qwen3_moe_graph
+from torch_bridge.graphs import expert_events
+from torch_bridge.graphs import qwen3_moe_graph
 from torch_bridge import torch_reference
 
 _FOLDER = (
@@ -40,7 +41,7 @@ def _reference(implementation="grouped_mm"):
 class CaptureTest(parameterized.TestCase):
 
   @parameterized.product(
-      implementation=qwen3_moe_graph.IMPLEMENTATIONS,
+      implementation=expert_events.IMPLEMENTATIONS,
       arithmetic=("native", "portable"),
   )
   def test_taps_on_and_off_give_the_same_logits(
@@ -65,7 +66,7 @@ class CaptureTest(parameterized.TestCase):
     found = compare.compare(run(), run())
     self.assertEqual(set(found.levels().values()), {"same_bits"})
 
-  @parameterized.parameters(*qwen3_moe_graph.IMPLEMENTATIONS)
+  @parameterized.parameters(*expert_events.IMPLEMENTATIONS)
   def test_expert_rows_are_back_in_slot_order(self, implementation):
     """Each row must be the product of its own expert's weight."""
     reference = _reference(implementation)

@@ -12,10 +12,12 @@ Layer: torch_bridge. Needs no torch.
 """
 
 from collections.abc import Iterator
+import json
 import pathlib
 import re
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors
 
@@ -35,6 +37,7 @@ _DTYPES = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
@@ -44,6 +47,11 @@ _DTYPES = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+}
+# Read here from the file: safetensors looks for their dtypes in NumPy itself.
+_BYTES = {
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
 }
 # A file with a thousand faults has one cause; a few of them show it.
 _SHOWN = 20
@@ -85,6 +93,12 @@ class Checkpoint:
         for handle in present.values()
         for tensor in handle.keys()
     }
+    self._paths = {
+        tensor: self.folder / name
+        for name, handle in present.items()
+        for tensor in handle.keys()
+    }
+    self._starts = {}
     if not self._handles:
       raise refusal.HarnessError(f"{self.folder} holds no tensor.")
     self.files = tuple(self.folder / name for name in present)
@@ -118,12 +132,15 @@ class Checkpoint:
       ValueError: there is no tensor of that name.
       refusal.HarnessError: NumPy has no dtype for it.
     """
+    handle, dtype = self._handle(name), self.dtype(name)
+    if dtype in _BYTES:
+      return self._read_bytes(name).view(_BYTES[dtype])
     try:
-      return self._handle(name).get_tensor(name)
+      return handle.get_tensor(name)
     except (AttributeError, TypeError, safetensors.SafetensorError) as error:
       raise refusal.HarnessError(
-          f"{self.folder}: tensor {name} of dtype {self.dtype(name)} cannot be"
-          f" read as a NumPy array: {error}"
+          f"{self.folder}: tensor {name} of dtype {dtype} cannot be read as a"
+          f" NumPy array: {error}"
       ) from error
 
   def items(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -136,6 +153,15 @@ class Checkpoint:
     if self._digest is None:
       self._digest = fingerprint.checkpoint_digest(self.items())
     return self._digest
+
+  def _read_bytes(self, name: str) -> np.ndarray:
+    """Reads a tensor of one-byte elements where the file's header says."""
+    path, shape = self._paths[name], self.shape(name)
+    if path not in self._starts:
+      self._starts[path] = _payload_starts(path)
+    size = int(np.prod(shape, dtype=np.int64))
+    start = self._starts[path][name]
+    return np.fromfile(path, np.uint8, size, offset=start).reshape(shape)
 
   def _handle(self, name: str) -> Any:
     if name not in self._handles:
@@ -218,6 +244,18 @@ def _check_absent(folder, index, present):
       f" states {'no' if total is None else total} bytes in total, the shards"
       f" present hold {held} bytes."
   )
+
+
+def _payload_starts(path: pathlib.Path) -> dict[str, int]:
+  """Returns where each tensor's bytes begin; safetensors checked the header."""
+  with path.open("rb") as file:
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+  header.pop("__metadata__", None)
+  return {
+      tensor: 8 + size + entry["data_offsets"][0]
+      for tensor, entry in header.items()
+  }
 
 
 def _payload_bytes(path: pathlib.Path) -> int:

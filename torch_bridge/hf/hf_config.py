@@ -3,8 +3,7 @@
 A config decides arithmetic, so every field of it must have been looked at:
 a field is translated, or must have the one value that our decoder computes,
 or is on the list of those that take no part in a forward pass. Anything else
-is refused by name. transformers ignores what it does not know; a field that it
-learns to read tomorrow would change bits without a word.
+is refused by name (`field_list`).
 
 Both spellings are read: rope_theta with rope_scaling, and rope_parameters;
 torch_dtype and dtype; num_experts and num_local_experts. A default is that of
@@ -19,13 +18,14 @@ from typing import Any
 
 from moejax.contracts import refusal
 from moejax.modules import config as config_lib
+from torch_bridge.hf import field_list
 from torch_bridge.hf import json_file
 from torch_bridge.hf import rope_config
 
 MODEL_TYPE = "qwen3_moe"
 FILE = "config.json"
 
-_ARCHITECTURES = (None, ["Qwen3MoeForCausalLM"])
+_ARCHITECTURE = "Qwen3MoeForCausalLM"
 # Our name -> theirs. Sizes without which there is no model.
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -39,56 +39,17 @@ _SIZES = {
 }
 # Fields that are legal with these values only: what our decoder computes.
 _FIXED = {
-    "hidden_act": ("silu",),
+    **field_list.FIXED,
     "quantization_config": (None,),
     "shared_expert_intermediate_size": (0, None),
     "use_qk_norm": (True,),
     "qkv_bias": (False,),
-    "is_decoder": (False,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "chunk_size_feed_forward": (0,),
-    "pruned_heads": ({}, None),
 }
-# Fields that no forward pass in inference reads. max_window_layers is one of
-# them: this architecture slides the window in all layers or in none.
-_HARMLESS = frozenset((
-    "_commit_hash",
-    "_name_or_path",
-    "attention_dropout",
-    "bos_token_id",
-    "eos_token_id",
-    "id2label",
-    "initializer_range",
-    "label2id",
+# Translated, or read by no forward pass in inference. max_window_layers is one
+# of the latter: this architecture slides the window in all layers or in none.
+_KNOWN = frozenset((
+    *field_list.HARMLESS,
     "max_window_layers",
-    "name_or_path",
-    "num_labels",
-    "output_attentions",
-    "output_hidden_states",
-    "output_router_logits",
-    "pad_token_id",
-    "problem_type",
-    "return_dict",
-    "router_aux_loss_coef",
-    "sep_token_id",
-    "tokenizer_class",
-    "torchscript",
-    "transformers_version",
-    "use_cache",
-    # How tokens are chosen; transformers drops these when it reads a config.
-    "do_sample",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "num_beams",
-    "num_return_sequences",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-))
-_TRANSLATED = frozenset((
     *_SIZES.values(),
     *rope_config.FIELDS,
     "architectures",
@@ -134,7 +95,13 @@ def from_hf(
       unknown, of the wrong type, or whose value our decoder does not compute.
   """
   try:
-    _check_fields(config_json)
+    field_list.check(
+        config_json,
+        model_type=MODEL_TYPE,
+        architecture=_ARCHITECTURE,
+        fixed=_FIXED,
+        known=_KNOWN,
+    )
     return _translate(config_json)
   except (ValueError, NotImplementedError) as error:
     raise refusal.HarnessError(f"{origin}: {error}") from error
@@ -143,7 +110,7 @@ def from_hf(
 def to_hf(config: config_lib.DecoderConfig) -> dict[str, Any]:
   """Returns the config.json of a decoder, in the spelling all versions read."""
   return {
-      "architectures": ["Qwen3MoeForCausalLM"],
+      "architectures": [_ARCHITECTURE],
       "model_type": MODEL_TYPE,
       "dtype": config.dtype,
       **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
@@ -165,36 +132,10 @@ def to_hf(config: config_lib.DecoderConfig) -> dict[str, Any]:
   }
 
 
-def _check_fields(fields: dict[str, Any]) -> None:
-  """Refuses other architectures and fields that nobody has looked at."""
-  model_type = fields.get("model_type")
-  if model_type != MODEL_TYPE:
-    raise ValueError(
-        f"model_type {model_type!r} is not supported; supported: {MODEL_TYPE}."
-    )
-  if fields.get("architectures") not in _ARCHITECTURES:
-    raise ValueError(
-        f"architectures={fields['architectures']} is not supported;"
-        f" supported: {_ARCHITECTURES[1]}."
-    )
-  for name, value in fields.items():
-    if name in _FIXED:
-      if value not in _FIXED[name]:
-        raise ValueError(
-            f"{name}={value!r} is not supported; supported:"
-            f" {_FIXED[name][0]!r}."
-        )
-    elif name not in _TRANSLATED and name not in _HARMLESS:
-      raise ValueError(
-          f"{name}={value!r} is a field that is not known here; it may change"
-          " the arithmetic."
-      )
-
-
 def _translate(fields: dict[str, Any]) -> config_lib.DecoderConfig:
   """Builds the config from fields that have all been looked at."""
   sizes = {ours: json_file.integer(fields, key) for ours, key in _SIZES.items()}
-  num_experts = _either(
+  num_experts = field_list.either(
       fields, "num_experts", "num_local_experts", json_file.integer
   )
   if fields.get("head_dim") is None:
@@ -221,7 +162,7 @@ def _translate(fields: dict[str, Any]) -> config_lib.DecoderConfig:
       tied_embeddings=json_file.boolean(fields, "tie_word_embeddings", False),
       attention_bias=json_file.boolean(fields, "attention_bias", False),
       sliding_window=window,
-      dtype=_either(fields, "dtype", "torch_dtype", json_file.text),
+      dtype=field_list.either(fields, "dtype", "torch_dtype", json_file.text),
   )
 
 
@@ -238,12 +179,3 @@ def _sparse_layers(fields, num_layers: int, num_experts: int):
       for i in range(num_layers)
       if i not in dense and num_experts > 0 and (i + 1) % step == 0
   )
-
-
-def _either(fields, first: str, second: str, read_field):
-  """Reads a field that has two spellings."""
-  present = [k for k in (first, second) if fields.get(k) is not None]
-  values = [read_field(fields, key) for key in present or [first]]
-  if values[0] != values[-1]:
-    raise ValueError(f"{first}={values[0]!r} but {second}={values[1]!r}.")
-  return values[0]

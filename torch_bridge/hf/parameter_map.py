@@ -32,6 +32,7 @@ from moejax.modules import config as config_lib
 from moejax.modules import decoder
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import expert_layout
+from torch_bridge.hf import tensor_checks
 
 FORMS = ("per_expert", "stacked", "stacked_weight")
 LM_HEAD = "lm_head.weight"
@@ -58,8 +59,6 @@ _EXPERTS = {
     "moe.gate_up": (("gate_proj", "up_proj"), "gate_up_proj"),
     "moe.down": (("down_proj",), "down_proj"),
 }
-# As many names as a message lists; a small model fits, a large one is cut.
-_SHOWN = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +141,8 @@ def load_parameters(
   if config.tied_embeddings and LM_HEAD in checkpoint.names():
     # A second copy of the embedding: read like a parameter, then dropped.
     rows += (dataclasses.replace(rows[0], path="lm_head", names=(LM_HEAD,)),)
-  _check_names(checkpoint, rows)
+  needed = [name for row in rows for name in row.names]
+  tensor_checks.check_names(checkpoint.folder, needed, checkpoint.names())
   layout = "v5"
   if form != "per_expert":
     layout = _find_layout(checkpoint, config, rows)
@@ -184,7 +184,8 @@ def to_hf(
       if given.get(path) != expected.get(path)
   ]
   if wrong:
-    raise ValueError(f"parameters do not fit the config: {_listing(wrong)}.")
+    listing = tensor_checks.listing(wrong)
+    raise ValueError(f"parameters do not fit the config: {listing}.")
   return _pieces(params, rows)
 
 
@@ -245,23 +246,6 @@ def _find_layout(checkpoint, config, rows) -> str:
     raise refusal.HarnessError(f"{checkpoint.folder}: {error}") from error
 
 
-def _check_names(checkpoint, rows) -> None:
-  """Refuses a checkpoint with a missing or a left-over tensor."""
-  needed = [name for row in rows for name in row.names]
-  held = set(checkpoint.names())
-  missing = [name for name in needed if name not in held]
-  left_over = sorted(held - set(needed))
-  faults = []
-  if missing:
-    faults.append(f"missing tensors ({len(missing)}): {_listing(missing)}")
-  if left_over:
-    faults.append(
-        f"left-over tensors ({len(left_over)}): {_listing(left_over)}"
-    )
-  if faults:
-    raise refusal.HarnessError(f"{checkpoint.folder}: {'; '.join(faults)}.")
-
-
 def _check_headers(checkpoint, rows, dtype: str) -> None:
   """Refuses wrong shapes and dtypes before any weight is read."""
   shapes, dtypes = [], []
@@ -272,15 +256,11 @@ def _check_headers(checkpoint, rows, dtype: str) -> None:
         shapes.append(f"{name} is {shape}, not {row.source_shape}")
       if found != dtype:
         dtypes.append(f"{name} is {found}")
-  faults = []
-  if shapes:
-    faults.append(f"wrong shapes ({len(shapes)}): {_listing(shapes)}")
-  if dtypes:
-    faults.append(
-        f"tensors that are not {dtype} ({len(dtypes)}): {_listing(dtypes, 5)}"
-    )
-  if faults:
-    raise refusal.HarnessError(f"{checkpoint.folder}: {'; '.join(faults)}.")
+  tensor_checks.refuse(
+      checkpoint.folder,
+      {"wrong shapes": shapes, f"tensors that are not {dtype}": dtypes},
+      shown=5,
+  )
 
 
 def _read(checkpoint, row: Row) -> np.ndarray:
@@ -288,14 +268,7 @@ def _read(checkpoint, row: Row) -> np.ndarray:
   arrays = []
   for name in row.names:
     array = checkpoint.array(name)
-    finite = np.isfinite(array)
-    if not finite.all():
-      first = np.unravel_index(int(finite.argmin()), array.shape)
-      raise refusal.HarnessError(
-          f"{checkpoint.folder}: tensor {name} holds"
-          f" {int((~finite).sum())} weights that are not finite; first at"
-          f" {tuple(map(int, first))}: {array[first]}."
-      )
+    tensor_checks.check_finite(checkpoint.folder, name, array)
     arrays.append(array)
   if len(row.source_shape) == len(row.shape):
     return arrays[0]
@@ -314,8 +287,3 @@ def _check_tied(checkpoint, embedding: np.ndarray, head: np.ndarray) -> None:
         f" {EMBEDDING} differ; first at {tuple(map(int, first))}:"
         f" {head[first]} and {embedding[first]}."
     )
-
-
-def _listing(items: list[str], shown: int = _SHOWN) -> str:
-  more = len(items) - shown
-  return ", ".join(items[:shown]) + (f" and {more} more" if more > 0 else "")

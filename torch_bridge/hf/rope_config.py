@@ -89,11 +89,17 @@ def to_hf(config: config_lib.DecoderConfig) -> dict[str, Any]:
   It is the one that every version of transformers reads; an older one would
   take rope_parameters for an unknown field and use its default theta.
   """
-  scaling = config.rope_scaling
-  out = {"rope_theta": config.rope_theta, "rope_scaling": None}
+  return {
+      "rope_theta": config.rope_theta,
+      "rope_scaling": scaling_to_hf(config.rope_scaling),
+  }
+
+
+def scaling_to_hf(scaling: config_lib.RopeScaling) -> dict[str, Any] | None:
+  """Returns the content of rope_scaling; None where nothing stretches."""
   if scaling.kind == "default":
-    return out
-  out["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    return None
+  out = {"rope_type": scaling.kind, "factor": scaling.factor}
   if scaling.kind == "yarn":
     optional = {
         "original_max_position_embeddings": scaling.original_positions,
@@ -101,7 +107,7 @@ def to_hf(config: config_lib.DecoderConfig) -> dict[str, Any]:
         "mscale": scaling.mscale or None,
         "mscale_all_dim": scaling.mscale_all_dim or None,
     }
-    out["rope_scaling"] |= {
+    out |= {
         "beta_fast": scaling.beta_fast,
         "beta_slow": scaling.beta_slow,
         "truncate": scaling.truncate,

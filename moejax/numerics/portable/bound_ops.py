@@ -78,6 +78,15 @@ class BoundOperations:
   def silu(self, x):
     return self._unary("silu", x)
 
+  def sigmoid(self, x):
+    return self._unary("sigmoid", x)
+
+  def softplus(self, x):
+    return self._unary("softplus", x)
+
+  def sqrt(self, x):
+    return self._unary("sqrt", x)
+
   def mean(self, x, site):
     del site
     wide = _wide(x)
@@ -98,6 +107,13 @@ class BoundOperations:
     value = weights / weights.sum(-1, keepdims=True)
     bound = error_bounds.softmax(shifted, value, np)
     return self._bound(value, bound, x.dtype)
+
+  def sinkhorn(self, x, iterations, epsilon, site):
+    """No bound: a deviation of one round grows in those after it."""
+    del epsilon, site
+    shape = np.shape(x)
+    rounds = 2 * iterations - 1
+    return np.full((*shape[:-2], rounds, *shape[-2:]), np.inf)
 
   def linear(self, x, weight, site):
     return self.matmul(x, np.swapaxes(np.asarray(weight), -1, -2), site)

@@ -27,6 +27,7 @@ from moejax.numerics.portable import error_bounds
 from moejax.numerics.portable import exact
 from moejax.numerics.portable import portable_oracle
 from moejax.numerics import rounding
+from moejax.numerics import sinkhorn
 
 
 def _positive_zero(y: jax.Array) -> jax.Array:
@@ -98,6 +99,9 @@ _VALUES = {
     "cos": _unary("cos", jnp.cos),
     "sin": _unary("sin", jnp.sin),
     "silu": _unary("silu", lambda x: x / (1.0 + jnp.exp(-x))),
+    "sigmoid": _unary("sigmoid", lambda x: 1.0 / (1.0 + jnp.exp(-x))),
+    "softplus": _unary("softplus", lambda x: jnp.logaddexp(x, 0.0)),
+    "sqrt": _unary("sqrt", jnp.sqrt),
     "mean": _mean,
     "sum": _sum,
     "softmax": _softmax,
@@ -173,6 +177,15 @@ class PortableOperations:
   def silu(self, x):
     return self._unary("silu", x)
 
+  def sigmoid(self, x):
+    return self._unary("sigmoid", x)
+
+  def softplus(self, x):
+    return self._unary("softplus", x)
+
+  def sqrt(self, x):
+    return self._unary("sqrt", x)
+
   def mean(self, x, site):
     del site
     return self._run(
@@ -193,6 +206,12 @@ class PortableOperations:
         x.dtype,
         lambda v, i: exact.softmax(v[0][i[:-1]], i[-1]),
     )
+
+  def sinkhorn(self, x, iterations, epsilon, site):
+    del site
+    out = sinkhorn.portable(x, iterations, epsilon)
+    self.certificate.note("sinkhorn", out.size)
+    return out
 
   def linear(self, x, weight, site):
     return self.matmul(x, jnp.swapaxes(weight, -1, -2), site)

@@ -153,7 +153,9 @@ class FunctionsTest(parameterized.TestCase):
         name, y, lib.relative(name, y, np), _exact_unary(name, x)
     )
 
-  @parameterized.parameters("rsqrt", "exp", "cos", "sin", "silu")
+  @parameterized.parameters(
+      "rsqrt", "exp", "cos", "sin", "silu", "sigmoid", "softplus", "sqrt"
+  )
   def test_xla_is_within_the_bound(self, name):
     x = _arguments(name)
     y, bound = map(np.asarray, jax.jit(portable_ops._VALUES[name])(x))
@@ -255,6 +257,9 @@ class Float32Test(parameterized.TestCase):
       ("cos", jnp.cos),
       ("sin", jnp.sin),
       ("silu", lambda x: x / (1.0 + jnp.exp(-x))),
+      ("sigmoid", lambda x: 1.0 / (1.0 + jnp.exp(-x))),
+      ("softplus", lambda x: jnp.logaddexp(x, 0.0)),
+      ("sqrt", jnp.sqrt),
   )
   def test_a_function_is_within_the_bound(self, name, fn):
     x = _arguments(name)

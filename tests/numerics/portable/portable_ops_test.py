@@ -101,6 +101,18 @@ _UNCERTAIN = {
         lambda ops, x: ops.silu(x),
         lambda ops, x, dtype: ops.unary("silu", x, dtype),
     ),
+    "sigmoid": (
+        lambda ops, x: ops.sigmoid(x),
+        lambda ops, x, dtype: ops.unary("sigmoid", x, dtype),
+    ),
+    "softplus": (
+        lambda ops, x: ops.softplus(x),
+        lambda ops, x, dtype: ops.unary("softplus", x, dtype),
+    ),
+    "sqrt": (
+        lambda ops, x: ops.sqrt(x),
+        lambda ops, x, dtype: ops.unary("sqrt", x, dtype),
+    ),
     "mean": (
         lambda ops, x: ops.mean(x, _SITE),
         lambda ops, x, dtype: ops.mean(x, True, dtype),

@@ -72,6 +72,26 @@ class BitsTest(FolderTestCase):
     self.assertEqual(array.shape, tuple(expected["shape"]))
     self.assertEqual(opened.dtype(name), array.dtype.name)
 
+  @parameterized.parameters(
+      ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
+  )
+  def test_eight_bit_floats_have_the_bytes_of_the_file(self, dtype):
+    codes = np.arange(256, dtype=np.uint8).reshape(8, 32)
+    arrays = {
+        "a": np.arange(3, dtype=np.float32),
+        "b": codes.view(dtype),
+        "c": codes[::-1].copy().view(dtype),
+        "empty": codes[:0].view(dtype),
+    }
+    path = self.folder / checkpoint.SINGLE
+    safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    opened = checkpoint.Checkpoint(self.folder)
+    for name, array in arrays.items():
+      bits.assert_same_bits(opened.array(name), array)
+    self.assertEqual(
+        opened.digest(), fingerprint.checkpoint_digest(arrays.items())
+    )
+
   def test_all_tensors_of_the_file_were_compared(self):
     shutil.copy(
         _CASES / "special_values.safetensors", self.folder / checkpoint.SINGLE
@@ -133,17 +153,17 @@ class BitsTest(FolderTestCase):
 
   def test_refuses_a_dtype_that_numpy_lacks(self):
     path = self.folder / checkpoint.SINGLE
-    array = np.zeros(4, ml_dtypes.float8_e4m3fn)
+    array = np.zeros(4, ml_dtypes.float8_e5m2)
     safetensors.numpy.save_file({"w": array.view(np.uint8)}, path)
-    path.write_bytes(path.read_bytes().replace(b'"U8"', b'"F8_E4M3"', 1))
+    path.write_bytes(path.read_bytes().replace(b'"U8"', b'"F8_E5M2"', 1))
     content = path.read_bytes()
     header = content.index(b"}}") + 2 - 8
     path.write_bytes(
         header.to_bytes(8, "little") + content[8 : 8 + header] + bytes(4)
     )
     opened = checkpoint.Checkpoint(self.folder)
-    self.assertEqual(opened.dtype("w"), "float8_e4m3fn")
-    with self.assertRaisesRegex(refusal.HarnessError, "w of dtype float8_e4m3"):
+    self.assertEqual(opened.dtype("w"), "float8_e5m2")
+    with self.assertRaisesRegex(refusal.HarnessError, "w of dtype float8_e5m2"):
       opened.array("w")
 
 

@@ -9,12 +9,12 @@ never compared by position. The rows that experts compute are put back into
 Layer: torch_bridge. Names: moejax/protocols/taps.py.
 """
 
-from collections.abc import Callable
 import re
 
 import numpy as np
 
-from moejax.contracts import refusal
+from torch_bridge.graphs import expert_events
+from torch_bridge.graphs import graph_match
 from torch_bridge import operation_trace
 
 # (operation, tap or None, whether it may be absent).
@@ -93,8 +93,6 @@ _PLACES: tuple[tuple[str, str, tuple], ...] = (
     (r"lm_head", "logits", _PROJECTION),
 )
 _EXPERTS = re.compile(rf"{_LAYER}\.mlp\.experts")
-# Count rows and masks; they compute no value of the model.
-_BOOKKEEPING = ("histc", "from_int")
 
 
 def taps_of(
@@ -112,10 +110,7 @@ def taps_of(
   Raises:
     UnsupportedError: a module ran other operations than this file lists.
   """
-  by_scope: dict[str, list] = {}
-  for event in events:
-    scope = event.scope.removesuffix(".act_fn")
-    by_scope.setdefault(scope, []).append(event)
+  by_scope = graph_match.by_scope(events)
   out: dict[str, np.ndarray] = {}
   routes: dict[str, np.ndarray] = {}
   for scope, found in by_scope.items():
@@ -124,10 +119,10 @@ def taps_of(
       continue
     place = _place(scope)
     if place is None:
-      _refuse_arithmetic(scope, found)
+      graph_match.refuse_arithmetic(scope, found)
       continue
     prefix, steps = place
-    for tap, value in _match(scope, found, steps):
+    for tap, value in graph_match.match(scope, found, steps):
       name = ".".join(part for part in (prefix, tap) if part)
       out[name] = _canonical(name, value)
       if name.endswith("router.ids"):
@@ -136,8 +131,8 @@ def taps_of(
     experts = _EXPERTS.fullmatch(scope)
     if experts:
       prefix = f"layers.{experts[1]}.moe"
-      taps = _EXPERT_ROWS[implementation](
-          scope, found, routes[f"{prefix}.router.ids"]
+      taps = expert_events.taps_of(
+          scope, found, routes[f"{prefix}.router.ids"], implementation
       )
       for tap, value in taps.items():
         out[f"{prefix}.experts.{tap}"] = value
@@ -151,47 +146,6 @@ def _place(scope: str):
     if match:
       return prefix.format(*match.groups()), steps
   return None
-
-
-def _refuse_arithmetic(scope, events) -> None:
-  """Scopes without a place (the model's own) may prepare masks, no more."""
-  names = [e.operation for e in events if e.operation not in _BOOKKEEPING]
-  if names:
-    raise refusal.UnsupportedError(
-        f"module {scope!r} runs {names}, which this project has no place for."
-    )
-
-
-def _match(scope: str, events: list, steps: tuple):
-  """Pairs events with steps, in order; yields (tap, value)."""
-  wanted = list(steps)
-  for event in events:
-    if event.operation in _BOOKKEEPING and not any(
-        _is(event, step) for step in steps
-    ):
-      continue
-    while wanted and not _is(event, wanted[0]) and wanted[0][2]:
-      wanted.pop(0)
-    if not wanted or not _is(event, wanted[0]):
-      raise refusal.UnsupportedError(
-          f"module {scope!r} runs {[e.operation for e in events]}; expected"
-          f" {[step[0] for step in steps]}."
-      )
-    tap, value = wanted.pop(0)[1], event.value
-    if tap == "rotary.angle" and event.operation == "bmm":
-      value = np.swapaxes(value, 1, 2)
-    yield tap, value
-  missing = [step[0] for step in wanted if not step[2]]
-  if missing:
-    raise refusal.UnsupportedError(
-        f"module {scope!r} runs {[e.operation for e in events]}; {missing} is"
-        " missing at the end."
-    )
-
-
-def _is(event, step) -> bool:
-  operations = step[0] if isinstance(step[0], tuple) else (step[0],)
-  return event.operation in operations
 
 
 def _canonical(name: str, value: np.ndarray) -> np.ndarray:
@@ -226,94 +180,3 @@ def _keep_new_rows(out: dict[str, np.ndarray]) -> None:
   for name in out:
     if name.endswith(("state_keys", "state_values")):
       out[name] = out[name][-tokens:]
-
-
-# The experts: three implementations, one set of taps.
-
-
-def _rows_taps(scope, events, product, slots) -> dict[str, np.ndarray]:
-  """One pass over all routes at once, rows in the order `slots` says."""
-  steps = (
-      (product, "gate_up", False),
-      ("silu", "silu", False),
-      ("mul", "activation", False),
-      (product, "down", False),
-      ("mul", "terms", False),
-      ("sum", "combine", False),
-  )
-  taps = dict(_match(scope, events, steps))
-  tokens, top_k = slots
-  for name in ("gate_up", "silu", "activation", "down", "terms"):
-    taps[name] = taps[name].reshape(tokens, top_k, -1)
-  return taps
-
-
-def _batched(scope, events, ids):
-  return _rows_taps(scope, _without_trailing_ones(events), "bmm", ids.shape)
-
-
-def _without_trailing_ones(events):
-  for event in events:
-    if event.operation == "bmm":
-      event.value = event.value[..., 0]
-  return events
-
-
-def _grouped(scope, events, ids):
-  """Rows come sorted by expert; the sort's indices say from where."""
-  sorts = [e for e in events if e.operation == "sort"]
-  rest = [e for e in events if e.operation not in ("sort", "cumsum")]
-  if len(sorts) != 1:
-    raise refusal.UnsupportedError(
-        f"module {scope!r} sorts {len(sorts)} times."
-    )
-  source = sorts[0].value
-  product = (
-      "_grouped_mm"
-      if any(e.operation == "_grouped_mm" for e in rest)
-      else "grouped_mm_fallback"
-  )
-  for event in rest:
-    if len(event.value) == len(source) and event.operation != "sum":
-      ordered = np.empty_like(event.value)
-      ordered[source] = event.value
-      event.value = ordered
-  return _rows_taps(scope, rest, product, ids.shape)
-
-
-def _eager(scope, events, ids):
-  """One round an expert: rows (slot, token) from `nonzero`, then its MLP."""
-  tokens, top_k = ids.shape
-  steps = (
-      ("nonzero", "where", False),
-      ("mm", "gate_up", False),
-      ("silu", "silu", False),
-      ("mul", "activation", False),
-      ("mm", "down", False),
-      ("mul", "terms", False),
-      ("index_add_", "combine", False),
-  )
-  # The first `nonzero` lists the experts that have rows.
-  hits, rest = events[0], events[1:]
-  if hits.operation != "nonzero" or len(rest) != len(hits.value) * len(steps):
-    raise refusal.UnsupportedError(
-        f"module {scope!r} runs {[e.operation for e in events]}."
-    )
-  taps: dict[str, np.ndarray] = {}
-  for start in range(0, len(rest), len(steps)):
-    found = dict(_match(scope, rest[start : start + len(steps)], steps))
-    slot, token = found.pop("where").T
-    taps["combine"] = found.pop("combine")
-    for name, rows in found.items():
-      if name not in taps:
-        taps[name] = np.zeros((tokens, top_k, rows.shape[-1]), rows.dtype)
-      taps[name][token, slot] = rows
-  return taps
-
-
-_EXPERT_ROWS: dict[str, Callable] = {
-    "eager": _eager,
-    "grouped_mm": _grouped,
-    "batched_mm": _batched,
-}
-IMPLEMENTATIONS = tuple(_EXPERT_ROWS)
