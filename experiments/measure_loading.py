@@ -50,28 +50,12 @@ _MIB = 1 << 20
 
 def main() -> int:
   """Writes, loads, prints."""
-  config = config_lib.DeepseekV4Config(
+  config = dataclasses.replace(
+      config_lib.FLASH,
       vocab_size=_VOCAB_SIZE.value,
-      embed=4096,
       attentions=(_ATTENTION.value,),
       hash_layers=(),
-      num_heads=64,
-      head_dim=512,
-      rotary_dim=64,
-      query_rank=1024,
-      window=128,
-      csa_rate=4,
-      hca_rate=128,
-      output_groups=8,
-      output_rank=1024,
-      index_heads=64,
-      index_dim=128,
-      index_top_k=512,
       num_experts=_NUM_EXPERTS.value,
-      top_k=6,
-      expert_hidden=2048,
-      gate_scale=1.5,
-      swiglu_limit=10.0,
       dtype=_DTYPE.value,
   )
   result = _measure(config)

@@ -112,8 +112,8 @@ def explain(
 
   Args:
     operands: From `operands_of`.
-    arithmetic: "portable" (a float32 accumulator is one float64 sum) or
-      "contract" (it rounds after every addition).
+    arithmetic: "portable" (see `portable_oracle.is_one_sum`) or "contract"
+      (the accumulator rounds after every addition).
     prefer: A name that wins among contracts with equal bits.
   """
   dtype = operands.result.dtype.name

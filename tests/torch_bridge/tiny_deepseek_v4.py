@@ -9,50 +9,14 @@ import pathlib
 import torch
 import transformers
 
+from tests.torch_bridge.hf.deepseek_v4 import tiny_models
+
 transformers.utils.logging.disable_progress_bar()
-
-# Window 8, compression rates 4 and 8, four entries seen by an indexer.
-_FIELDS = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "moe_intermediate_size": 32,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "q_lora_rank": 32,
-    "qk_rope_head_dim": 8,
-    "num_experts_per_tok": 6,
-    "n_routed_experts": 16,
-    "n_shared_experts": 1,
-    "compress_ratios": [0, 4, 128, 4, 0],
-    "compress_rate_hca": 8,
-    "num_hash_layers": 2,
-    "sliding_window": 8,
-    "o_groups": 2,
-    "o_lora_rank": 16,
-    "index_n_heads": 4,
-    "index_head_dim": 16,
-    "index_topk": 4,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "max_position_embeddings": 1024,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "original_max_position_embeddings": 64,
-    },
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-
 
 def save(folder: pathlib.Path, dtype: torch.dtype) -> pathlib.Path:
   """Has transformers write a model whose values are all random."""
   torch.manual_seed(0)
-  config = transformers.DeepseekV4Config(**_FIELDS)
+  config = tiny_models.config()
   model = transformers.DeepseekV4ForCausalLM(config)
   normal = torch.randn
   with torch.no_grad():

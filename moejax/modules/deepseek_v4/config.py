@@ -143,3 +143,32 @@ def router_contract(config: DeepseekV4Config) -> route.RouterContract:
       gate_dtype=config.dtype,
       scale=config.gate_scale,
   )
+
+
+# DeepSeek-V4-Flash, without its head for multi-token prediction.
+FLASH = DeepseekV4Config(
+    vocab_size=129280,
+    embed=4096,
+    attentions=(SWA, SWA) + (CSA, HCA) * 20 + (CSA,),
+    hash_layers=(0, 1, 2),
+    num_heads=64,
+    head_dim=512,
+    rotary_dim=64,
+    query_rank=1024,
+    window=128,
+    csa_rate=4,
+    hca_rate=128,
+    output_groups=8,
+    output_rank=1024,
+    index_heads=64,
+    index_dim=128,
+    index_top_k=512,
+    num_experts=256,
+    top_k=6,
+    expert_hidden=2048,
+    gate_scale=1.5,
+    swiglu_limit=10.0,
+    compress_scaling=config_lib.RopeScaling(
+        "yarn", factor=16.0, original_positions=65536, attention_factor=1.0
+    ),
+)

@@ -240,7 +240,7 @@ class PortableOperations:
   def combine(self, terms, expert_ids, contract, layer):
     portable_oracle.refuse_unportable(contract)
     order = ordered_combine.term_order(contract, expert_ids, layer)
-    if contract.accumulator != "float32":
+    if not portable_oracle.is_one_sum(contract):
       out = _add_terms(terms, order, contract)
       self.certificate.note("combine", out.size)
       return out

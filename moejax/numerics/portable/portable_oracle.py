@@ -201,17 +201,17 @@ class PortableOracle:
       order: np.ndarray,
       contract: combine_contract.CombineContract,
   ) -> np.ndarray:
-    """Adds terms [token, slot, embed]; a float32 accumulator widens.
+    """Adds terms [token, slot, embed] as one operation or as several.
 
-    A float32 accumulator that rounds nothing the graph can see becomes one
-    float64 sum, rounded once to float32 and once to contract.output. A 16-bit
-    accumulator is part of the graph: it rounds after every addition, in order.
+    See `is_one_sum`: then it is one float64 sum, rounded once to float32 and
+    once to contract.output. Else every addition is an operation of the graph
+    and rounds to the accumulator, in order.
 
     Raises:
       NotImplementedError: the contract flushes subnormals or contracts.
     """
     refuse_unportable(contract)
-    if contract.accumulator != "float32":
+    if not is_one_sum(contract):
       out = ordered_combine.add_terms_oracle(terms, order, contract)
       return self._certain_array("combine", out)
     wide = _wide(terms)
@@ -262,6 +262,16 @@ def is_uncertain(y: np.ndarray, reach: np.ndarray, dtype: str) -> np.ndarray:
     high = rounding.round_oracle(y + reach, dtype)
   differs = low.view(uint) != high.view(uint)
   return differs & (reach > 0) & np.isfinite(y)
+
+
+def is_one_sum(contract: combine_contract.CombineContract) -> bool:
+  """Whether the graph adds the slots in one sum with a float32 accumulator.
+
+  Slot order is the order of an axis, and a sum over an axis rounds nothing that
+  the graph can see. Any other order takes an addition a term, and a 16-bit
+  accumulator rounds after every one: both can be seen.
+  """
+  return contract.accumulator == "float32" and contract.order == "slot"
 
 
 def refuse_unportable(contract: combine_contract.CombineContract) -> None:

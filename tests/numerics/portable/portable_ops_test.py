@@ -239,6 +239,32 @@ class TwinTest(parameterized.TestCase):
     self.assertEqual(ops.certificate.elements, x.size)
 
 
+class CombineTest(parameterized.TestCase):
+
+  @parameterized.parameters("slot", "expert")
+  def test_only_slot_order_is_one_sum(self, order):
+    # 2**-25 is lost against 1 if it is added by itself; twice it is a tie that
+    # the last term breaks.
+    terms = np.float32([1.0, 2.0**-25, 2.0**-25, 2.0**-30]).reshape(1, 4, 1)
+    ids = np.int32([[0, 1, 2, 3]])
+    contract = combine.CombineContract("c", order=order, output="float32")
+    expected = {"slot": 1.0 + 2.0**-23, "expert": 1.0}[order]
+    expected = np.float32([[expected]])
+    slots = ordered_combine.term_order(contract, jnp.asarray(ids), 0)
+    bits.assert_same_bits(
+        portable_oracle.PortableOracle().combine(
+            terms, np.asarray(slots), contract
+        ),
+        expected,
+    )
+    bits.assert_same_bits(
+        lib.PortableOperations().combine(
+            jnp.asarray(terms), jnp.asarray(ids), contract, 0
+        ),
+        expected,
+    )
+
+
 class UncertainTest(parameterized.TestCase):
 
   def _widen_unit(self, dtype):

@@ -14,15 +14,7 @@ from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.numerics import formats
 from moejax.protocols.state import working_state
 
-FLASH = config_lib.DeepseekV4Config(
-    vocab_size=129280, embed=4096,
-    attentions=("swa", "swa", *("csa", "hca") * 20, "csa"),
-    hash_layers=(0, 1, 2), num_heads=64, head_dim=512, rotary_dim=64,
-    query_rank=1024, window=128, csa_rate=4, hca_rate=128, output_groups=8,
-    output_rank=1024, index_heads=64, index_dim=128, index_top_k=512,
-    num_experts=256, top_k=6, expert_hidden=2048, gate_scale=1.5,
-    swiglu_limit=10.0,
-)
+FLASH = config_lib.FLASH
 
 
 def tiny(**changes) -> config_lib.DeepseekV4Config:

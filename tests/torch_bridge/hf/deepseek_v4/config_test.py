@@ -14,33 +14,7 @@ from tests.torch_bridge.hf.deepseek_v4 import flash_config
 from torch_bridge.hf.deepseek_v4 import config as lib
 
 _FLASH, _SAVED = flash_config.FLASH, flash_config.SAVED
-_YARN = base_config.RopeScaling(
-    "yarn", factor=16.0, original_positions=65536, attention_factor=1.0
-)
-_EXPECTED = config_lib.DeepseekV4Config(
-    vocab_size=129280,
-    embed=4096,
-    attentions=("swa", "swa") + ("csa", "hca") * 20 + ("csa",),
-    hash_layers=(0, 1, 2),
-    num_heads=64,
-    head_dim=512,
-    rotary_dim=64,
-    query_rank=1024,
-    window=128,
-    csa_rate=4,
-    hca_rate=128,
-    output_groups=8,
-    output_rank=1024,
-    index_heads=64,
-    index_dim=128,
-    index_top_k=512,
-    num_experts=256,
-    top_k=6,
-    expert_hidden=2048,
-    gate_scale=1.5,
-    swiglu_limit=10.0,
-    compress_scaling=_YARN,
-)
+_EXPECTED = config_lib.FLASH
 _SMALL = dataclasses.replace(
     _EXPECTED,
     attentions=("hca", "csa", "swa"),

@@ -59,12 +59,16 @@ FIELDS = {
 }
 
 
+def config() -> transformers.DeepseekV4Config:
+  """Window 8, compression rates 4 and 8, four entries seen by an indexer."""
+  # transformers writes into the nested mapping that it is given.
+  scaling = dict(FIELDS["rope_scaling"])
+  return transformers.DeepseekV4Config(**{**FIELDS, "rope_scaling": scaling})
+
+
 def model(seed: int = 0) -> transformers.DeepseekV4ForCausalLM:
   """Returns a float32 model whose parameters and buffers are all random."""
-  fields = {**FIELDS, "rope_scaling": {**FIELDS["rope_scaling"]}}
-  made = transformers.DeepseekV4ForCausalLM(
-      transformers.DeepseekV4Config(**fields)
-  ).eval()
+  made = transformers.DeepseekV4ForCausalLM(config()).eval()
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, tensor in made.state_dict().items():
@@ -85,12 +89,12 @@ def state(made: transformers.DeepseekV4ForCausalLM) -> dict[str, np.ndarray]:
   }
 
 
-def upstream(made_state, config) -> dict[str, np.ndarray]:
+def upstream(made_state, shape) -> dict[str, np.ndarray]:
   """Returns a model's tensors under upstream names."""
   out = {}
   rows = zip(
-      names.table(config, names.MEMORY),
-      names.table(config, names.UPSTREAM),
+      names.table(shape, names.MEMORY),
+      names.table(shape, names.UPSTREAM),
       strict=True,
   )
   for memory, row in rows:
