@@ -87,6 +87,9 @@ class Compressor(nnx.Module):
         tap.within("rotary"),
     )
     entry = turn.turn(entry, cos, sin, ops, tap.within("turn"))
+    # An operation set may answer in another dtype, as error bounds do. Where
+    # no window is complete, no other backend's value takes the answer's place.
+    entry = entry.astype(state.entries.dtype)
     entry = moves.where_rows(complete, entry, jnp.zeros_like(entry))
     capacity = state.entries.shape[1]
     slot = jnp.broadcast_to(
@@ -112,6 +115,7 @@ class Compressor(nnx.Module):
       ([batch, window, 2 * rate, dim], the last complete window, whole).
     """
     dim, count = self.dim, own.shape[1]
+    own = own.astype(previous.dtype)  # As for an entry, above.
     before = moves.concatenate([previous[:, None], own[:, :-1]], 1)
     pool = moves.concatenate([before[..., :dim], own[..., dim:]], 2)
     at = jnp.clip(last - first - 1, 0, count - 1)[:, None]
