@@ -282,8 +282,16 @@ class ModelTest(parameterized.TestCase):
         for prompt in tokenizer.read_prompts(shipped.PROMPTS)
     ]
     captures = _reference().run(prompts, 15, wanted=trajectory.keep_none)
+    gaps = []
     for capture in captures:
       self.assertGreaterEqual(len({*capture.generated}), 10)
+      for step in capture.steps:
+        second, best = np.sort(step.taps["logits"][-1].astype(np.float32))[-2:]
+        gaps.append(best - second)
+    self.assertLen(gaps, 6 * 16)
+    self.assertBetween(np.median(gaps), 0.4, 2.0)
+    # bfloat16 has steps of 1/16 at the size of these logits.
+    self.assertGreater(np.mean(np.asarray(gaps) > 1 / 16), 0.8)
 
   def test_experts_share_the_tokens(self):
     for layer in range(_CONFIG.num_layers):
