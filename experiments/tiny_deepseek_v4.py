@@ -100,7 +100,7 @@ _LAWS = {
     "hc.base": (0.0, 56),
     "hc.scale": (1.0, 22),
     # The router: logits of spread 1.2, so that all experts have their tokens.
-    # A bias of spread 0.1 changes six or seven selections in ten.
+    # A bias of spread 0.1 changes five to seven selections in ten.
     "router": (0.0, 17),
     "bias": (0.0, 11),
     # Projections of spread 1.5: two gates in a hundred and five other values

@@ -70,7 +70,12 @@ def draw_choices(
 
   Returns:
     The indices, int64[rows, chosen].
+
+  Raises:
+    ValueError: more are chosen than there are choices.
   """
+  if chosen > choices:
+    raise ValueError(f"tensor {name!r}: {chosen=} of {choices=} are distinct.")
   words = _words(name, rows * choices, seed).reshape(rows, choices)
   orders = np.argsort(words, axis=1, kind="stable")
   return np.ascontiguousarray(orders[:, :chosen], np.int64)

@@ -63,6 +63,10 @@ class ChoicesTest(absltest.TestCase):
     np.testing.assert_array_equal(np.sort(rows, 1), [[*range(5)]] * 20)
     self.assertGreater(len({tuple(row) for row in rows.tolist()}), 10)
 
+  def test_refuses_more_than_there_are(self):
+    with self.assertRaisesRegex(ValueError, "'table'.*chosen=6.*choices=5"):
+      lib.draw_choices("table", 2, 6, 5, 0)
+
 
 if __name__ == "__main__":
   absltest.main()
