@@ -69,7 +69,8 @@ class Difference:
     distance_ulp: Steps between them; None where that has no meaning.
     differing: Differing elements of this tap in this step.
     elements: All of them.
-    margin: For routes: the gap of the scores at the boundary.
+    margin: For routes the gap of the scores at the boundary; for entries that
+      between the entries which one side alone sees.
   """
 
   prompt: str
@@ -251,8 +252,14 @@ def locate(
   differs = x.view(uint) != y.view(uint)
   index = tuple(int(i) for i in np.argwhere(differs)[0])
   kind, margin = "values", None
-  if tap == taps_lib.ROUTE_IDS:
-    kind, margin = _route_kind(name, x, y, index[0], context)
+  if selections.is_selection(name):
+    decides = selections.scores_of(name, context)
+    if tap == taps_lib.ROUTE_IDS:
+      kind, margin = _route_kind(context.get(decides), x, y, index[0])
+    elif decides in context:
+      pair = (np.flatnonzero(v[index[0]]) for v in (x, y))
+      margin = selections.gap(decides, *pair, context[decides][index[0]])
+      kind = "boundary_tie" if margin == 0 else kind
   steps = None
   if formats.is_float(x.dtype) and x.dtype != np.float64:
     steps = int(ulp.distance_ulp(x[index], y[index]))
@@ -273,9 +280,8 @@ def _text(value) -> str:
   return str(value.item()) if formats.is_float(value.dtype) else str(value)
 
 
-def _route_kind(name, x, y, token, context) -> tuple[str, float | None]:
+def _route_kind(scores, x, y, token) -> tuple[str, float | None]:
   """Whether two routes of equal scores differ only by the tie rule."""
-  scores = context.get(selections.scores_of(name, context))
   if scores is None:
     return "values", None
   row = scores[token].astype(np.float64)

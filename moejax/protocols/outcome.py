@@ -215,8 +215,9 @@ def _difference(first: compare.Difference | None, explained) -> dict | None:
         f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"
         for field, pair in explained["clauses"].items()
     )
-  elif first.operator == "moe.router.ids" and first.kind.endswith("tie"):
-    out["clause"] = "router.tie_rule"
+  elif first.kind.endswith("tie"):
+    site = "indexer" if first.operator == taps_lib.VISIBLE else "router"
+    out["clause"] = f"{site}.tie_rule"
   return out
 
 

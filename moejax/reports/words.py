@@ -63,7 +63,7 @@ KINDS = {
     "shape": "the shapes differ",
     "boundary_tie": (
         "a tie: the last selected and the first rejected score are equal, and"
-        " the two sides kept different experts"
+        " the two sides kept different ones"
     ),
     "order_tie": (
         "a tie: equal scores inside the selection, listed in another order"

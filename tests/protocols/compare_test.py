@@ -137,6 +137,26 @@ class CompareTest(parameterized.TestCase):
     self.assertEqual(found.missing, ["layers.0.state.keys"])
     self.assertEqual(found.counts[0, "state.keys"].verdict, "missing")
 
+  @parameterized.parameters(
+      ([0.0, 0.0, 2.0], "boundary_tie", 0.0), ([0.5, 0.0, 2.0], "values", 0.5)
+  )
+  def test_entries_of_equal_scores_are_a_tie(self, scores, kind, margin):
+    name = "layers.3.attention.indexer.visible"
+    context = {
+        "layers.3.attention.indexer.index_scores": np.float32([scores, scores])
+    }
+    found = compare.locate(
+        "p",
+        0,
+        name,
+        np.int32([[1, 0, 1], [1, 0, 1]]),
+        np.int32([[1, 0, 1], [0, 1, 1]]),
+        context,
+    )
+    self.assertEqual(
+        (found.kind, found.margin, found.index), (kind, margin, (1, 0))
+    )
+
   def test_captures_of_other_runs_are_refused(self):
     other = copy.deepcopy(_capture())
     other.prompt = (9,)

@@ -117,16 +117,23 @@ def _keys_and_values(model, folder) -> Callable[[Any], Taps]:
   return read
 
 
+_WITH_INDEXER = "compressed_sparse_attention"
+
+
 def _indexers_and_routers(taps, config) -> list[np.ndarray]:
   """An indexer selects in the attention of its layer, before the router."""
   visible = _layers(taps, taps_lib.VISIBLE)
   routes = _layers(taps, taps_lib.ROUTE_IDS)
+  nothing = np.zeros((len(routes[0]), 0), np.int32)
   out = []
   for layer, kind in enumerate(config.mlp_layer_types):
-    if layer in visible:
+    if config.layer_types[layer] == _WITH_INDEXER:
+      # A tap without an element is no part of a capture, but the model selects
+      # among nothing all the same.
+      shown = visible.get(layer, nothing)
       # Visible entries first; where there are too few, ones that are too late
       # to be seen follow, as they do in the model.
-      out.append(np.argsort(-visible[layer], axis=-1, kind="stable"))
+      out.append(np.argsort(-shown, axis=-1, kind="stable"))
     if kind != "hash_moe":
       out.append(routes[layer])
   return out
