@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import deepseek_v4_state as state_lib
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.numerics import moves
@@ -84,18 +85,25 @@ def ring(old: jax.Array, new: jax.Array, cols: Columns) -> jax.Array:
 
 
 def empty(
-    config: config_lib.DeepseekV4Config, batch: int, capacity: int
+    config: config_lib.DeepseekV4Config,
+    batch: int,
+    capacity: int,
+    graph: contract_lib.DeepseekV4Graph = contract_lib.TRANSFORMERS,
 ) -> state_lib.DeepseekV4State:
-  """Returns a state that has seen nothing, for `capacity` tokens."""
+  """Returns a state that has seen nothing, for `capacity` tokens.
+
+  The rows of a compressor have the dtype in which the graph computes them.
+  """
   dtype = config.dtype
+  row_dtype = dtype if graph.compressor == "model" else "float32"
 
   def compressor(rate, series, dim):
-    rows = jnp.zeros((batch, rate, series * dim), dtype)
+    rows = jnp.zeros((batch, rate, series * dim), row_dtype)
     # Minus infinity marks a row that was never written; it weighs nothing.
     unwritten = jnp.full(rows.shape, -jnp.inf, jnp.float32)
     return state_lib.CompressorState(
         kv=rows,
-        gate=unwritten.astype(dtype),
+        gate=unwritten.astype(row_dtype),
         previous_kv=rows if series == 2 else None,
         previous_score=unwritten if series == 2 else None,
         entries=jnp.zeros((batch, -(-capacity // rate), dim), dtype),
