@@ -178,6 +178,11 @@ class DeepseekV4Graph:
       document.check_choice(
           "DeepseekV4Graph", field, getattr(self, field), choices
       )
+    if not isinstance(self.quantization, QuantizationContract):
+      raise ValueError(
+          f"DeepseekV4Graph: quantization={self.quantization!r} is no"
+          " QuantizationContract."
+      )
     online = self.attention == "online_softmax"
     if self.attention_block < online or self.attention_block > 0 and not online:
       raise ValueError(
