@@ -11,3 +11,4 @@ CHECKPOINT = _HERE / "checkpoints" / "tiny_qwen3_moe"
 PROMPTS = CHECKPOINT / "prompts.json"
 GOLDEN = _HERE.parent / "tests" / "golden" / "tiny_qwen3_moe_portable.json"
 DECODE_STEPS = 16
+DEEPSEEK_V4 = _HERE / "checkpoints" / "tiny_deepseek_v4"

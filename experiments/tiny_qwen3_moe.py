@@ -5,39 +5,24 @@ that loads like a published one, routes its tokens to many experts and does not
 repeat itself, yet is small enough to ship. Trained weights are not needed for
 that. Weights drawn with the right spread are enough.
 
-The idea is to draw every weight from integers only, so that the file is the
-same on every machine and no maths library has a say in it. One raw 64-bit word
-of a PCG64 stream gives four 16-bit integers; their sum, centred, is close to a
-normal variable; an integer multiplier and a power of two bring it to its
-spread; and one rounding to bfloat16 ends it. Each tensor's stream is seeded by
-the tensor's name, so the order of drawing changes nothing.
+How they are drawn is in `tiny/seeded_weights.py`, how the folder is made in
+`tiny/checkpoint_folder.py`.
 """
 
-import hashlib
-import json
-import math
 import pathlib
-import shutil
-import tempfile
 
-import ml_dtypes
 import numpy as np
-import safetensors.numpy
 
-from experiments import tiny_tokenizer
+from experiments.tiny import checkpoint_folder
+from experiments.tiny import seeded_weights
+from experiments.tiny import tokenizer
 
 SEED = 20260722
 SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_qwen3_moe"
 
 # Written by hand. They live in the shipped folder and are copied from there.
 SOURCES = ("README.md", "corpus.txt", "prompts.json")
-GENERATED = (
-  "config.json",
-  "generation_config.json",
-  "model.safetensors",
-  "tokenizer.json",
-  "tokenizer_config.json",
-)
+CORPUS = SHIPPED / "corpus.txt"
 
 _NUM_LAYERS = 4
 _HIDDEN = 64
@@ -48,17 +33,10 @@ _NUM_EXPERTS = 16
 _EXPERT_HIDDEN = 32
 _MAX_LENGTH = 1024
 
-# The sum of four 16-bit integers has this mean, and a standard deviation of
-# about 37837.
-_MEAN_SUM = 4 * 65535 // 2
-_SHIFT = 22
-
-# (centre, multiplier) of each kind of tensor. A weight is
-# centre + multiplier * (sum - _MEAN_SUM) / 2**_SHIFT, so a multiplier of 111
-# means a standard deviation of about one. As long as the numerator stays below
-# 2**24, float32 holds the value exactly and bfloat16 rounds it once. Among
-# multipliers of about the same size, these make the six shipped prompts go on
-# without an exact tie of the two best tokens and without control characters.
+# (centre, multiplier) of each kind of tensor; a multiplier of 111 means a
+# standard deviation of about one. Among multipliers of about the same size,
+# these make the six shipped prompts go on without an exact tie of the two best
+# tokens and without control characters.
 _LAWS = {
   # Small against what the layers add (the residual stream grows from 0.5 to
   # 3), so that the whole context and not only the last token decides the next
@@ -96,10 +74,10 @@ def config() -> dict[str, object]:
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "dtype": "bfloat16",
-    "vocab_size": tiny_tokenizer.VOCAB_SIZE,
-    "bos_token_id": tiny_tokenizer.END_OF_TEXT_ID,
-    "eos_token_id": tiny_tokenizer.END_OF_TEXT_ID,
-    "pad_token_id": tiny_tokenizer.PAD_ID,
+    "vocab_size": tokenizer.VOCAB_SIZE,
+    "bos_token_id": tokenizer.END_OF_TEXT_ID,
+    "eos_token_id": tokenizer.END_OF_TEXT_ID,
+    "pad_token_id": tokenizer.PAD_ID,
     "num_hidden_layers": _NUM_LAYERS,
     "hidden_size": _HIDDEN,
     "hidden_act": "silu",
@@ -139,9 +117,9 @@ def tensor_shapes() -> dict[str, tuple[int, ...]]:
   queries = _NUM_HEADS * _HEAD_DIM
   keys = _NUM_KV_HEADS * _HEAD_DIM
   shapes: dict[str, tuple[int, ...]] = {
-    "model.embed_tokens.weight": (tiny_tokenizer.VOCAB_SIZE, _HIDDEN),
+    "model.embed_tokens.weight": (tokenizer.VOCAB_SIZE, _HIDDEN),
     "model.norm.weight": (_HIDDEN,),
-    "lm_head.weight": (tiny_tokenizer.VOCAB_SIZE, _HIDDEN),
+    "lm_head.weight": (tokenizer.VOCAB_SIZE, _HIDDEN),
   }
   for layer in range(_NUM_LAYERS):
     prefix = f"model.layers.{layer}."
@@ -184,128 +162,24 @@ def draw(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
   if kind not in _LAWS:
     raise ValueError(f"tensor {name!r} is of kind {kind!r}, not {list(_LAWS)}")
   centre, multiplier = _LAWS[kind]
-  key = int.from_bytes(hashlib.sha256(name.encode()).digest(), "big")
-  # The raw stream is taken, not Generator.integers: NumPy promises never to
-  # change a bit generator's stream, but makes no such promise for the methods
-  # of Generator.
-  stream = np.random.PCG64(np.random.SeedSequence([seed, key]))
-  words = stream.random_raw(math.prod(shape))
-  total = np.zeros(words.shape, np.int64)
-  for shift in (0, 16, 32, 48):
-    total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
-  numerator = int(centre * 2**_SHIFT) + multiplier * (total - _MEAN_SUM)
-  value = numerator.astype(np.float32) * np.float32(2.0**-_SHIFT)
-  return value.astype(ml_dtypes.bfloat16).reshape(shape)
+  return seeded_weights.draw(name, shape, seed, _LAWS[kind])
 
 
 def make(out: pathlib.Path, seed: int = SEED) -> dict[str, object]:
   """Makes the checkpoint folder, whole or not at all.
-
-  Everything is written into a temporary sibling of the folder, which takes the
-  folder's place at the end. An older checkpoint is moved aside for that and
-  deleted only after the new one is in place.
 
   Args:
     out: The folder to make. It may be absent, empty, or an earlier result.
     seed: The seed of the weights, not negative.
 
   Returns:
-    The summary, schema "make_checkpoint/1": the folder, the number of
-    parameters and the SHA-256 of the files that decide what the model says.
+    The summary of `checkpoint_folder.make`.
 
   Raises:
     ValueError: If the folder holds anything that this function did not write.
   """
-  out = out.resolve()
-  _check_replaceable(out)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  # The folder itself is made inside, because a temporary directory is private
-  # to its owner and a checkpoint is not.
-  with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as d:
-    fresh, old = pathlib.Path(d) / "fresh", pathlib.Path(d) / "old"
-    fresh.mkdir()
-    num_parameters = _write(fresh, seed)
-    digests = {
-      name: hashlib.sha256((fresh / name).read_bytes()).hexdigest()
-      for name in ("model.safetensors", "tokenizer.json", "config.json")
-    }
-    if out.exists():
-      out.rename(old)
-    try:
-      fresh.rename(out)
-    except BaseException:
-      # Leaving this block deletes whatever still lies in it.
-      if old.exists():
-        old.rename(out)
-      raise
-  return {
-    "schema": "make_checkpoint/1",
-    "out": str(out),
-    "num_parameters": num_parameters,
-    "sha256": digests,
-  }
-
-
-def _check_replaceable(out: pathlib.Path) -> None:
-  """Raises ValueError unless the folder may be replaced.
-
-  The names alone do not tell, since every checkpoint has a config.json. The
-  hand-written files do: a folder is an earlier result only if it carries them
-  unchanged.
-  """
-  if not out.exists():
-    return
-  if not out.is_dir():
-    raise ValueError(f"{out} exists and is not a folder")
-  entries = sorted(out.iterdir())
-  known = {*SOURCES, *GENERATED}
-  foreign = [
-    e.name for e in entries
-    if e.name not in known or e.is_symlink() or not e.is_file()
-  ]
-  if entries:
-    foreign += [
-      name for name in SOURCES
-      if name not in foreign
-      and not _same_content(out / name, SHIPPED / name)
-    ]
-  if foreign:
-    raise ValueError(
-      f"{out} holds files of another origin, or lacks files that an earlier "
-      f"result would hold: {foreign}"
-    )
-
-
-def _same_content(left: pathlib.Path, right: pathlib.Path) -> bool:
-  """Returns whether both are files with the same bytes."""
-  if not left.is_file() or not right.is_file():
-    return False
-  return left.read_bytes() == right.read_bytes()
-
-
-def _write(folder: pathlib.Path, seed: int) -> int:
-  """Writes all files into an empty folder; returns the parameter count."""
-  for name in SOURCES:
-    shutil.copyfile(SHIPPED / name, folder / name)
-  text = (SHIPPED / "corpus.txt").read_bytes().decode("utf-8")
-  (folder / "tokenizer.json").write_bytes(tiny_tokenizer.train(text).encode())
-  documents = {
-    "config.json": config(),
-    "generation_config.json": {
-      "do_sample": False,
-      "bos_token_id": tiny_tokenizer.END_OF_TEXT_ID,
-      "eos_token_id": tiny_tokenizer.END_OF_TEXT_ID,
-      "pad_token_id": tiny_tokenizer.PAD_ID,
-    },
-    "tokenizer_config.json": tiny_tokenizer.tokenizer_config(_MAX_LENGTH),
-  }
-  for name, document in documents.items():
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    (folder / name).write_bytes(text.encode())
   tensors = {
     name: draw(name, shape, seed) for name, shape in tensor_shapes().items()
   }
-  # save_file would do, but it makes the file private to its owner.
-  content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
-  (folder / "model.safetensors").write_bytes(content)
-  return sum(tensor.size for tensor in tensors.values())
+  sources = [SHIPPED / name for name in SOURCES]
+  return checkpoint_folder.make(out, sources, config(), tensors, CORPUS)

@@ -32,11 +32,11 @@ from moejax.protocols import compare
 from moejax.protocols import explain
 from moejax.protocols import native_rules
 from moejax.protocols import outcome as outcome_lib
-from moejax.protocols import taps as taps_lib
+from moejax.protocols import selections
 from moejax.protocols import trajectory
 from torch_bridge import capsule_reference
-from torch_bridge import request as request_lib
 from torch_bridge.hf import tokenizer as tokenizer_lib
+from torch_bridge import request as request_lib
 from torch_bridge import subject as subject_lib
 
 Request = request_lib.Request
@@ -211,7 +211,7 @@ class _Run:
         "ours, native, their routes",
         decoder,
         given=theirs,
-        given_taps=lambda n: taps_lib.split(n)[1] == taps_lib.ROUTE_IDS,
+        given_taps=selections.is_selection,
     )
     self.ours["native"], self.theirs["native"] = forced, theirs
     comparison = compare.compare(forced, theirs)
@@ -219,7 +219,7 @@ class _Run:
     if self.request.taps == "all":
       self._judge_operations(comparison, decoder, theirs)
     exchanges = native_rules.exchanges(forced, theirs, limits)
-    native_rules.judge_routes(comparison, exchanges)
+    native_rules.judge_selections(comparison, exchanges)
     levels = native_rules.levels(comparison, exchanges, free, theirs)
     return outcome_lib.Part(
         comparison,

@@ -6,20 +6,17 @@ Layer: torch_bridge. Needs no torch.
 from collections.abc import Sequence
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from moejax.contracts import combine
-from moejax.contracts import decoder as decoder_contract
 from moejax.contracts import document
 from moejax.contracts import ops
-from moejax.modules import config as config_lib
-from moejax.modules import decoder as decoder_lib
 from moejax.protocols import trajectory
+from torch_bridge.architectures import ours
 from torch_bridge.hf import checkpoint as checkpoint_lib
-from torch_bridge.hf import hf_config
-from torch_bridge.hf import parameter_map
 from torch_bridge.hf import tokenizer as tokenizer_lib
 
 
@@ -29,6 +26,7 @@ class Subject:
 
   Attributes:
     folder: Where they come from.
+    architecture: Builds its decoder.
     config: The decoder's shape.
     params: {dotted path: array}.
     tokenizer: Its tokenizer.
@@ -36,28 +34,27 @@ class Subject:
   """
 
   folder: pathlib.Path
-  config: config_lib.DecoderConfig
+  architecture: ours.Architecture
+  config: Any
   params: dict[str, jax.Array]
   tokenizer: tokenizer_lib.Tokenizer
   checkpoint_digest: str
 
-  def decoder(
-      self,
-      contract: decoder_contract.DecoderContract,
-      operations: ops.Operations,
-  ) -> decoder_lib.Decoder:
+  def decoder(self, contract: Any, operations: ops.Operations) -> Any:
     """Builds a decoder over these weights; nothing is copied."""
-    nested = decoder_lib.nest(self.params)
-    return decoder_lib.Decoder(self.config, nested, contract, operations)
+    return self.architecture.decoder(
+        self.config, self.params, contract, operations
+    )
 
   def contracts(
       self, combine_contract: combine.CombineContract
-  ) -> dict[str, decoder_contract.DecoderContract]:
-    """The decoder's contract in each arithmetic, under one combine."""
-    router = config_lib.router_contract(self.config)
+  ) -> dict[str, Any]:
+    """{arithmetic: the decoder's contract in it}, under one combine."""
     return {
-        "native": decoder_contract.native(router, combine_contract),
-        "portable": decoder_contract.portable(router, combine_contract),
+        arithmetic: self.architecture.contract(
+            arithmetic, self.config, combine_contract
+        )
+        for arithmetic in ("native", "portable")
     }
 
   def prompts(
@@ -76,12 +73,10 @@ class Subject:
         for text, ids in zip(texts, encoded, strict=True)
     ]
 
-  def identity(
-      self, contract: decoder_contract.DecoderContract, decode_steps: int
-  ) -> dict:
+  def identity(self, contract: Any, decode_steps: int) -> dict:
     """What captured values belong to, without the prompt; JSON values."""
     return {
-        "model": hf_config.MODEL_TYPE,
+        "model": self.architecture.model_type,
         "checkpoint": self.checkpoint_digest,
         "tokenizer": self.tokenizer.digest,
         "decoding": {"strategy": "greedy", "steps": decode_steps},
@@ -98,13 +93,13 @@ def load(folder: str | pathlib.Path) -> Subject:
   """
   folder = pathlib.Path(folder)
   checkpoint = checkpoint_lib.Checkpoint(folder)
-  config = hf_config.read(folder)
-  tokenizer = tokenizer_lib.Tokenizer(folder)
-  params = parameter_map.load_parameters(checkpoint, config)
+  architecture = ours.of(folder)
+  config, params = architecture.load(checkpoint)
   return Subject(
       folder,
+      architecture,
       config,
       {path: jnp.asarray(array) for path, array in params.items()},
-      tokenizer,
+      tokenizer_lib.Tokenizer(folder),
       checkpoint.digest(),
   )

@@ -24,11 +24,11 @@ from moejax.numerics.portable import certificate as certificate_lib
 from moejax.numerics.portable import portable_oracle
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import trajectory
+from torch_bridge.architectures import reference as reference_lib
 from torch_bridge.graphs import expert_events
 from torch_bridge import legal_orders
 from torch_bridge import operation_trace
 from torch_bridge import portable_mode
-from torch_bridge import reference_architectures
 from torch_bridge import tensor_bits
 
 ARITHMETICS = ("native", "portable", "reversed")
@@ -76,9 +76,10 @@ class TransformersReference:
           f" {error}"
       ) from error
     self.experts_implementation = experts_implementation
-    self._architecture = reference_architectures.of(
+    self._architecture = reference_lib.of(
         self.model.config.model_type, transformers.__version__
     )
+    self._state = self._architecture.state_reader(self.model, folder)
     if sum(p.numel() for p in self.model.parameters()) < _SMALL:
       torch.set_num_threads(1)
 
@@ -160,16 +161,17 @@ class TransformersReference:
         values = self._frequencies() | self._architecture.taps_of(
             trace.take(), self.experts_implementation, self.model.config
         )
-      state = self._architecture.state(cache)
+      state = self._state(cache)
       steps.append(
           capture_lib.Step(
               start=position,
               tokens=tuple(feed),
               chosen=trajectory.first_largest(values["logits"][-1]),
+              # Without those that hold nothing, as `capture.rows`.
               taps={
                   n: v
                   for n, v in values.items()
-                  if wanted(n) or n == "logits"
+                  if v.size and (wanted(n) or n == "logits")
               },
               state=capture_lib.state_fingerprint(state),
           )

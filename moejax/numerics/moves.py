@@ -49,7 +49,13 @@ def where(mask: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def concatenate(parts: list[jax.Array], axis: int) -> jax.Array:
-  """The parts side by side; all of one dtype."""
+  """The parts side by side.
+
+  Raises:
+    ValueError: they are not of one dtype.
+  """
+  if len({part.dtype for part in parts}) > 1:
+    raise ValueError(f"parts of dtypes {[p.dtype.name for p in parts]}.")
   joined = jnp.concatenate([to_bits(part) for part in parts], axis=axis)
   return lax.bitcast_convert_type(joined, parts[0].dtype)
 

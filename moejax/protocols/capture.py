@@ -10,6 +10,7 @@ Layer: protocols.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 import jax
@@ -19,9 +20,12 @@ import numpy as np
 
 from moejax.modules import tap as tap_lib
 from moejax.numerics import fingerprint
+from moejax.protocols.batch import layouts
+from moejax.protocols.state import layout as layout_lib
 from moejax.protocols import taps as taps_lib
 
 StateArrays = Mapping[str, np.ndarray]
+_COMPONENTS = ("keys", "values", *layout_lib.COMPONENTS)
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,7 +55,8 @@ class Capture:
     prompt_id: Identifies the prompt.
     prompt: Its token ids.
     steps: Prefill first, then one for each decoded token.
-    final_state: {"layers.0.keys": [key, kv_head, head_dim], ...}.
+    final_state: {"layers.0.keys": [key, kv_head, head_dim], ...}, or the
+      components of `state.layout`.
   """
 
   prompt_id: str
@@ -66,17 +71,24 @@ class Capture:
 
 
 def state_fingerprint(state: StateArrays) -> str:
-  """Composite over components in order: keys, then values, layers ascending."""
-  ordered = sorted(
-      state, key=lambda name: (name.rsplit(".", 1)[-1], _layer(name))
-  )
+  """Composite over components in canonical order, layers ascending.
+
+  Args:
+    state: {"layers.N.COMPONENT" or "layers.N.COMPONENT.ARRAY": array}.
+  """
   return fingerprint.composite(
-      "kv_state", [(n, fingerprint.fingerprint(state[n], n)) for n in ordered]
+      "state",
+      [
+          (n, fingerprint.fingerprint(state[n], n))
+          for n in sorted(state, key=_state_order)
+      ],
   )
 
 
-def _layer(name: str) -> int:
-  return int(name.split(".")[1])
+def _state_order(name: str) -> tuple[int, int, str]:
+  layer, component = taps_lib.split(name)
+  component, _, array = component.partition(".")
+  return _COMPONENTS.index(component), layer, array
 
 
 class BatchRecorder(tap_lib.Tap):
@@ -96,24 +108,33 @@ class BatchRecorder(tap_lib.Tap):
       self.seen[name] = value
     return value
 
-  def rows(
-      self, values: Mapping[str, np.ndarray], sequence: int, batch: int,
-      padding: int, first_key: int, last_key: int
-  ) -> dict[str, np.ndarray]:
-    """Returns the taps of one sequence, without its padding.
 
-    Args:
-      values: `seen`, brought to the host.
-      sequence: Index in the batch.
-      batch: Sequences in the batch.
-      padding: Padded tokens of this step, on the left.
-      first_key: First state row that belongs to the sequence.
-      last_key: One past the last row written.
-    """
-    return {
-        name: _cut(name, value, sequence, batch, padding, first_key, last_key)
-        for name, value in values.items()
-    }
+def rows(
+    values: Mapping[str, np.ndarray],
+    layout: layouts.Layout,
+    places: Sequence[layouts.Place],
+    row: int,
+) -> dict[str, np.ndarray]:
+  """Returns the taps of one sequence as a run of it alone shows them.
+
+  Args:
+    values: What a batch showed, brought to the host.
+    layout: Of the decoder.
+    places: Each sequence in this step.
+    row: Which one.
+
+  Returns:
+    {name: value}, in the order of `values`; taps without an element are left
+    out, since a backend need not run an operation on nothing.
+  """
+  out = {}
+  for name, value in values.items():
+    region = layout.region(name, places[row])
+    if region is not None:
+      value = _with_batch(name, value, len(places))[row][region]
+    if value.size:
+      out[name] = np.ascontiguousarray(value)
+  return out
 
 
 def _with_batch(name: str, value, batch: int):
@@ -121,28 +142,6 @@ def _with_batch(name: str, value, batch: int):
   if ".moe." in name:
     return value.reshape(batch, -1, *value.shape[1:])
   return value
-
-
-def _region(name: str, padding: int, first_key: int, last_key: int) -> tuple:
-  """The index of a sequence's own part, after the batch axis."""
-  region = []
-  for axis in taps_lib.axes(name):
-    if axis == "token":
-      region.append(slice(padding, None))
-    elif axis == "key":
-      region.append(slice(first_key, last_key))
-    else:
-      region.append(slice(None))
-  return tuple(region)
-
-
-def _cut(name, value, sequence, batch, padding, first_key, last_key):
-  if "token" not in taps_lib.axes(name):
-    return value
-  region = _region(name, padding, first_key, last_key)
-  return np.ascontiguousarray(
-      _with_batch(name, value, batch)[sequence][region]
-  )
 
 
 class Replay(tap_lib.Tap):
@@ -153,23 +152,26 @@ class Replay(tap_lib.Tap):
 
   Args:
     inner: Receives this decoder's own values.
-    given: {tap name: one array a sequence}. A tap that is absent, or whose
-      shape or dtype is another, is left alone.
-    layout: (padding, first_key, last_key) of each sequence.
+    given: {tap name: one array a sequence, None where it shows none}. A tap
+      that is absent, or whose shape or dtype is another, is left alone.
+    layout: Of the decoder.
+    places: Each sequence in this step.
     any_dtype: Replaces values of another dtype as well, as error bounds need.
   """
 
   def __init__(
       self,
       inner: BatchRecorder,
-      given: Mapping[str, list[np.ndarray]],
-      layout: list[tuple[int, int, int]],
+      given: Mapping[str, list[np.ndarray | None]],
+      layout: layouts.Layout,
+      places: Sequence[layouts.Place],
       any_dtype: bool = False,
   ):
     super().__init__()
     self._inner = inner
     self._given = given
     self._layout = layout
+    self._places = places
     self._any_dtype = any_dtype
 
   def observe(self, name, value):
@@ -177,19 +179,22 @@ class Replay(tap_lib.Tap):
     parts = self._given.get(name)
     if parts is None:
       return value
-    dtype = parts[0].dtype
-    if dtype != value.dtype and not self._any_dtype:
+    shown = next(part for part in parts if part is not None)
+    if shown.dtype != value.dtype and not self._any_dtype:
       return value
-    if "token" not in taps_lib.axes(name):
-      same_shape = parts[0].shape == value.shape
-      return jnp.asarray(parts[0]) if same_shape else value
+    regions = [self._layout.region(name, place) for place in self._places]
+    if regions[0] is None:
+      return jnp.asarray(shown) if shown.shape == value.shape else value
     # Dead keys stay invisible: the mask's value, or no weight.
-    filler = ml_dtypes.finfo(dtype).min if name.endswith(".masked") else 0
-    whole = np.full(value.shape, filler, dtype)
-    view = _with_batch(name, whole, len(self._layout))
-    for row, part, place in zip(view, parts, self._layout, strict=True):
-      region = _region(name, *place)
-      if part.shape != row[region].shape:
+    hidden = name.endswith((".masked", ".shifted"))
+    filler = ml_dtypes.finfo(shown.dtype).min if hidden else 0
+    whole = np.full(value.shape, filler, shown.dtype)
+    view = _with_batch(name, whole, len(regions))
+    for row, part, region in zip(view, parts, regions, strict=True):
+      shape = row[region].shape
+      if part is None and 0 in shape:
+        continue
+      if part is None or part.shape != shape:
         return value
       row[region] = part
     return jnp.asarray(whole)

@@ -18,6 +18,7 @@ from moejax.numerics import formats
 from moejax.numerics import router
 from moejax.numerics import ulp
 from moejax.protocols import capture
+from moejax.protocols import selections
 from moejax.protocols import taps as taps_lib
 
 
@@ -154,6 +155,9 @@ def compare(
         measure(count, x, y)
         if first is None:
           first = locate(a.prompt_id, index, name, x, y, right.taps)
+  for a, b in zip(ours, reference, strict=True):
+    found = _final_states(counts, missing, a, b)
+    first = first or found
   return Comparison(
       counts,
       first,
@@ -165,6 +169,28 @@ def compare(
           for s, r in zip(a.steps, b.steps)
       ),
   )
+
+
+def _final_states(counts, missing, a, b) -> Difference | None:
+  """Counts the arrays left after the last step; returns what differs first."""
+  first = None
+  for array in [*a.final_state, *(b.final_state.keys() - a.final_state)]:
+    name = taps_lib.final_state(array)
+    key = taps_lib.split(name)
+    count = counts.setdefault(key, TapCount(*key, taps_lib.level(name)))
+    x, y = a.final_state.get(array), b.final_state.get(array)
+    if x is None or y is None:
+      missing.add(name)
+      count.verdict = verdict.MISSING
+      continue
+    count.elements += y.size
+    if same_bits(x, y):
+      continue
+    count.verdict = verdict.BEYOND_RULE
+    measure(count, x, y)
+    if first is None:
+      first = locate(a.prompt_id, len(b.steps) - 1, name, x, y, {})
+  return first
 
 
 def _check_same_runs(ours, reference) -> None:
@@ -249,7 +275,7 @@ def _text(value) -> str:
 
 def _route_kind(name, x, y, token, context) -> tuple[str, float | None]:
   """Whether two routes of equal scores differ only by the tie rule."""
-  scores = context.get(name.removesuffix("ids") + "scores")
+  scores = context.get(selections.scores_of(name, context))
   if scores is None:
     return "values", None
   row = scores[token].astype(np.float64)

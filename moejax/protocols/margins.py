@@ -13,6 +13,7 @@ import numpy as np
 
 from moejax.numerics import router
 from moejax.protocols import capture
+from moejax.protocols import selections
 from moejax.protocols import taps as taps_lib
 
 _QUANTILES = (0.0, 0.01, 0.1, 0.5)
@@ -22,7 +23,8 @@ def summarize(captures: Sequence[capture.Capture], top_k: int) -> dict:
   """Returns the margins of routers (by layer) and of the token choice.
 
   Args:
-    captures: A run with the taps "router.scores" and "logits".
+    captures: A run with the taps of routers and "logits". Layers that look
+      their experts up have no margin.
     top_k: Slots of a route.
 
   Returns:
@@ -36,9 +38,12 @@ def summarize(captures: Sequence[capture.Capture], top_k: int) -> dict:
     for step in one.steps:
       row = np.sort(step.taps["logits"][-1].astype(np.float64))
       tokens.append(row[-1] - row[-2])
-      for name, scores in step.taps.items():
+      for name in step.taps:
         layer, tap = taps_lib.split(name)
-        if tap != "moe.router.scores":
+        if tap != taps_lib.ROUTE_IDS:
+          continue
+        scores = step.taps.get(selections.scores_of(name, step.taps))
+        if scores is None:
           continue
         gaps.setdefault(layer, []).append(router.boundary_margin(scores, top_k))
         inside[layer] = inside.get(layer, 0) + _inner_ties(scores, top_k)

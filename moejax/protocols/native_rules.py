@@ -13,16 +13,17 @@ any order, so each result must be the rounding of a value within the float32
 bound of the exact sum. (PyTorch on a CPU adds the last columns of a tensor in
 another order than the others.)
 
-Envelope (L1 to L3). The reference is run against itself under other legal
-orders: every contracting axis reversed, and every operation in float64. Let r
-be the largest difference of a tap from the native reference in any of them. Two
-legal runs lie within r of it each, so they lie within 2 r of one another: that
-is the limit. Routes and tokens follow the reference in all of these runs, so
-that a selection does not turn a rounding into another computation.
+Envelope (L1 to L3, the final state, and operations without a bound). The
+reference is run against itself under other legal orders: every contracting axis
+reversed, and every operation in float64. Let r be the largest difference of a
+tap from the native reference in any of them. Two legal runs lie within r of it
+each, so they lie within 2 r of one another: that is the limit. Selections and
+tokens follow the reference in all of these runs, so that a selection does not
+turn a rounding into another computation.
 
-Margin (L0 and routes). Where our own selection differs from the reference's,
-the reference's scores of the two candidates must lie within twice the envelope
-of these scores: a smaller error could not have exchanged them.
+Margin (L0 and selections). Where our own selection differs from the
+reference's, the reference's scores of the two candidates must lie within twice
+the envelope of these scores: a smaller error could not have exchanged them.
 
 Layer: protocols.
 """
@@ -39,6 +40,7 @@ from moejax.numerics.portable import error_bounds
 from moejax.numerics import rounding
 from moejax.protocols import capture
 from moejax.protocols import compare
+from moejax.protocols import selections
 from moejax.protocols import taps as taps_lib
 
 ENVELOPE = (
@@ -59,6 +61,9 @@ MARGIN = "margin: the exchanged scores lie within the envelope of the scores"
 # each quotient, |exponent ln(theta)| u < 16 u and 32 u for the power; what is
 # left is for scaled frequencies.
 _FREQUENCY_BOUND = 64 * bound_ops.UNIT
+# Errors grow from round to round and have no useful bound, so the envelope is
+# the rule for what these taps show.
+_UNBOUNDED = ".sinkhorn"
 _RULES = {
     "moe.experts.terms": CONTRACT,
     "moe.experts.combine": CONTRACT,
@@ -81,6 +86,7 @@ class Exchange:
     reference: The reference's.
     margin: The largest score gap that had to be crossed.
     limit: Twice the envelope of the scores.
+    tap: That holds the selection; "logits" for the choice of a token.
   """
 
   prompt: str
@@ -91,6 +97,7 @@ class Exchange:
   reference: tuple[int, ...]
   margin: float
   limit: float
+  tap: str
 
   @property
   def legal(self) -> bool:
@@ -101,12 +108,22 @@ class Exchange:
 def envelope(
     reference: Captures, legal: Sequence[Captures]
 ) -> dict[Key, float]:
-  """{(layer, tap): r}, the largest |legal run - reference| of each tap."""
+  """{(layer, tap): r}, the largest |legal run - reference| of each tap.
+
+  The arrays of the final state count as taps (`taps.final_state`).
+  """
   out: dict[Key, float] = {}
+
+  def add(name, x, y):
+    key = taps_lib.split(name)
+    out[key] = max(out.get(key, 0.0), largest_gap(x, y))
+
   for other in legal:
     for name, _, _, x, y in pairs(other, reference):
-      key = taps_lib.split(name)
-      out[key] = max(out.get(key, 0.0), largest_gap(x, y))
+      add(name, x, y)
+    for a, b in zip(other, reference, strict=True):
+      for array, y in b.final_state.items():
+        add(taps_lib.final_state(array), a.final_state[array], y)
   return out
 
 
@@ -136,10 +153,10 @@ def judge_by_envelope(
 ) -> None:
   """Replaces "other bits" by within or beyond the envelope, tap by tap.
 
-  Routes are left alone: `judge_routes` has their rule.
+  Selections are left alone: `judge_selections` has their rule.
   """
   for key, count in comparison.counts.items():
-    if count.verdict != verdict.BEYOND_RULE or key[1] == taps_lib.ROUTE_IDS:
+    if count.verdict != verdict.BEYOND_RULE or selections.is_selection(key[1]):
       continue
     count.rule, count.limit = ENVELOPE, 2 * limits.get(key, 0.0)
     if count.max_abs <= count.limit:
@@ -176,7 +193,9 @@ def judge_by_bounds(
     (name, prompt, step, x, y), (*_, center, _), (*_, bound, _) = runs
     taps = by_id[prompt].steps[step].taps
     key = taps_lib.split(name)
-    if taps_lib.level(name) != "L4" or key[1] == taps_lib.ROUTE_IDS:
+    if taps_lib.level(name) != "L4" or selections.is_selection(name):
+      continue
+    if key[1].endswith(_UNBOUNDED):
       continue
     count = counts.setdefault(key, compare.TapCount(*key, "L4"))
     count.elements += y.size
@@ -235,19 +254,27 @@ def exchanges(
   """Every selection of ours, on forced paths, that differs from theirs."""
   out = []
   for name, prompt, step, x, y in pairs(ours, reference):
-    layer, tap = taps_lib.split(name)
-    if tap != taps_lib.ROUTE_IDS:
+    if not selections.is_selection(name):
       continue
     context = next(c for c in reference if c.prompt_id == prompt).steps[step]
-    scores = context.taps[name.removesuffix("ids") + "scores"]
-    limit = 2 * limits.get((layer, "moe.router.scores"), 0.0)
+    decides = selections.scores_of(name, context.taps)
+    layer, tap = taps_lib.split(name)
+    limit = 0.0
+    if decides is not None:
+      limit = 2 * limits.get(taps_lib.split(decides), 0.0)
     for token in np.flatnonzero((x != y).any(-1)).tolist():
-      row = scores[token].astype(np.float64)
-      gap = float(np.abs(row[x[token]] - row[y[token]]).max())
+      mine, theirs = x[token], y[token]
+      # What a token's id decides, no rounding exchanges.
+      margin = np.inf
+      if decides is not None:
+        scores = context.taps[decides][token]
+        margin = selections.gap(name, mine, theirs, scores)
+      if tap == taps_lib.VISIBLE:
+        mine, theirs = np.flatnonzero(mine), np.flatnonzero(theirs)
       out.append(
           Exchange(
               prompt, step, layer, token,
-              tuple(x[token].tolist()), tuple(y[token].tolist()), gap, limit,
+              tuple(mine.tolist()), tuple(theirs.tolist()), margin, limit, tap,
           )
       )
   limit = 2 * limits.get((None, "logits"), 0.0)
@@ -260,20 +287,22 @@ def exchanges(
         out.append(
             Exchange(
                 a.prompt_id, step, None, token,
-                (left.chosen,), (right.chosen,), gap, limit,
+                (left.chosen,), (right.chosen,), gap, limit, "logits",
             )
         )
   return out
 
 
-def judge_routes(
+def judge_selections(
     comparison: compare.Comparison, exchanged: Sequence[Exchange]
 ) -> None:
-  """Judges each layer's routes by the margins of their exchanges."""
+  """Judges each layer's selections by the margins of their exchanges."""
   for key, count in comparison.counts.items():
-    if key[1] != taps_lib.ROUTE_IDS or count.verdict != verdict.BEYOND_RULE:
+    if count.verdict != verdict.BEYOND_RULE:
       continue
-    mine = [e for e in exchanged if e.layer == key[0]]
+    if not selections.is_selection(key[1]):
+      continue
+    mine = [e for e in exchanged if (e.layer, e.tap) == key]
     count.rule = MARGIN
     if mine and all(e.legal for e in mine):
       count.verdict = verdict.WITHIN_RULE

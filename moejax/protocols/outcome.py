@@ -21,6 +21,7 @@ from moejax.protocols import compare
 from moejax.protocols import explain as explain_lib
 from moejax.protocols import margins
 from moejax.protocols import native_rules
+from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory
 
 SCHEMA = "conformance/1"
@@ -61,6 +62,7 @@ def causes(replay: compare.Comparison) -> list[dict]:
       }
       for count in replay.counts.values()
       if count.verdict == verdict.BEYOND_RULE
+      and not count.tap.startswith(taps_lib.FINAL_STATE)
   ]
 
 

@@ -106,6 +106,12 @@ TAPS: dict[str, str] = (
 )
 ROUTE_IDS = "moe.router.ids"
 VISIBLE = "attention.indexer.visible"
+# What is left after a run, by component; no tap shows it as a whole.
+FINAL_STATE = "state."
+_FINAL_STATE = {
+    "state.keys": "key,kv_head,head_dim",
+    "state.values": "key,kv_head,head_dim",
+}
 _STATE = (
     "attention.state_keys",
     "attention.state_values",
@@ -126,6 +132,12 @@ def join(layer: int | None, tap: str) -> str:
   return tap if layer is None else f"layers.{layer}.{tap}"
 
 
+def final_state(name: str) -> str:
+  """"layers.N.COMPONENT" of a final state as the name of a tap."""
+  layer, component = split(name)
+  return join(layer, FINAL_STATE + component)
+
+
 def axes(name: str) -> tuple[str, ...]:
   """Returns the axis names of a tap.
 
@@ -133,6 +145,8 @@ def axes(name: str) -> tuple[str, ...]:
     ValueError: the tap is not in the table.
   """
   tap = split(name)[1]
+  if tap.startswith(FINAL_STATE):
+    return tuple(_FINAL_STATE.get(tap, "row,channel").split(","))
   if tap not in TAPS:
     raise ValueError(f"tap {name!r} is not in the table of taps.")
   return tuple(TAPS[tap].split(","))
@@ -143,6 +157,6 @@ def level(name: str) -> str:
   tap = split(name)[1]
   if tap == "logits":
     return "L1"
-  if tap in _STATE:
+  if tap in _STATE or tap.startswith(FINAL_STATE):
     return "L2"
   return "L3" if tap in _RESIDUAL else "L4"

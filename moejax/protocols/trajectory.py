@@ -10,15 +10,16 @@ Layer: protocols.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax.contracts import state as state_lib
-from moejax.modules import decoder as decoder_lib
 from moejax.modules import tap as tap_lib
+from moejax.protocols.batch import layouts
 from moejax.protocols import capture as capture_lib
+from moejax.protocols import selections
 from moejax.protocols import taps as taps_lib
 
 
@@ -43,16 +44,16 @@ def keep_none(name: str) -> bool:
 
 
 def keep_boundaries(name: str) -> bool:
-  """Keeps logits, state, residual stream, routers and what indexers show."""
+  """Keeps logits, state, residual stream, routers and indexers' choices."""
   return (
       taps_lib.level(name) != "L4"
       or ".router." in name
-      or taps_lib.split(name)[1] == taps_lib.VISIBLE
+      or taps_lib.split(name)[1] in selections.INDEXER
   )
 
 
 def run(
-    decoder: decoder_lib.Decoder,
+    decoder: Any,
     prompts: Sequence[Prompt],
     num_steps: int,
     *,
@@ -66,7 +67,8 @@ def run(
   """Prefills and decodes; returns one capture a prompt.
 
   Args:
-    decoder: The model under some arithmetic.
+    decoder: The model under some arithmetic, of any architecture that
+      `layouts.of` knows.
     prompts: At least one.
     num_steps: Decode steps after prefill.
     wanted: Which taps to keep.
@@ -86,55 +88,48 @@ def run(
   if given is not None:
     tokens = [c.generated for c in given]
   width = max(len(p.tokens) for p in prompts)
-  padding = [width - len(p.tokens) for p in prompts]
+  first = [width - len(p.tokens) for p in prompts]
   feed = np.zeros((len(prompts), width), np.int32)
   valid = np.zeros((len(prompts), width), bool)
   for row, prompt in enumerate(prompts):
-    feed[row, padding[row] :] = prompt.tokens
-    valid[row, padding[row] :] = True
-  state = decoder_lib.empty_state(
-      decoder.config, len(prompts), width + num_steps,
-      dtype=decoder.layers[0].attention.state_dtype,
-  )
+    feed[row, first[row] :] = prompt.tokens
+    valid[row, first[row] :] = True
+  layout = layouts.of(decoder, width + num_steps)
+  state = layout.empty(len(prompts))
   steps: list[list[capture_lib.Step]] = [[] for _ in prompts]
-  window = decoder.config.sliding_window
+  seen_before = [0] * len(prompts)
   for index in range(num_steps + 1):
     recorder = capture_lib.BatchRecorder(
         lambda name: wanted(name) or name == "logits"
     )
-    start, end = state.length, state.length + feed.shape[1]
-    pads = padding if index == 0 else [0] * len(prompts)
-    keys = [_first_key(first, start, window) for first in padding]
+    places = [
+        layouts.Place(feed.shape[1], 0 if index else pad, before, pad)
+        for pad, before in zip(first, seen_before, strict=True)
+    ]
     tap: tap_lib.Tap = recorder
     if given is not None:
-      tap = capture_lib.Replay(
-          recorder,
-          _given_values(given, index, given_taps),
-          [(pads[i], keys[i], end) for i in range(len(prompts))],
-          any_dtype,
-      )
+      values = _given_values(given, index, given_taps)
+      tap = capture_lib.Replay(recorder, values, layout, places, any_dtype)
     _, state = decoder(
         jnp.asarray(feed), state, jnp.asarray(valid), tap=tap
     )
     # As a list: a tree would sort the names and lose the order of execution.
     values = jax.device_get(list(recorder.seen.values()))
-    seen = dict(zip(recorder.seen, values, strict=True))
-    arrays = _state_arrays(state)
-    for row in range(len(prompts)):
-      taps = recorder.rows(
-          seen, row, len(prompts), pads[row], keys[row], end
-      )
+    shown = dict(zip(recorder.seen, values, strict=True))
+    host = jax.device_get(state)
+    states = [layout.state(host, row, p) for row, p in enumerate(places)]
+    for row, place in enumerate(places):
+      taps = capture_lib.rows(shown, layout, places, row)
       steps[row].append(
           capture_lib.Step(
-              start=start + pads[row] - padding[row],
-              tokens=tuple(feed[row, pads[row] :].tolist()),
+              start=place.before,
+              tokens=tuple(feed[row, place.padding :].tolist()),
               chosen=first_largest(taps["logits"][-1]),
               taps=taps,
-              state=capture_lib.state_fingerprint(
-                  live_state(arrays, row, padding[row], end, window)
-              ),
+              state=capture_lib.state_fingerprint(states[row]),
           )
       )
+      seen_before[row] = place.after
     progress()
     feed = np.array(
         [[s[-1].chosen if tokens is None else tokens[i][index]]
@@ -144,18 +139,10 @@ def run(
     valid = np.ones_like(feed, bool)
   return [
       capture_lib.Capture(
-          prompt.id,
-          tuple(prompt.tokens),
-          steps[row],
-          live_state(arrays, row, padding[row], end, window),
+          prompt.id, tuple(prompt.tokens), steps[row], states[row]
       )
       for row, prompt in enumerate(prompts)
   ]
-
-
-def _first_key(first: int, start: int, window: int | None) -> int:
-  """The first state row that any query of a step can see."""
-  return first if window is None else max(first, start - (window - 1))
 
 
 def first_largest(logits: np.ndarray) -> int:
@@ -163,35 +150,8 @@ def first_largest(logits: np.ndarray) -> int:
   return int(np.argmax(logits.astype(np.float64)))
 
 
-def live_state(
-    arrays: dict[str, np.ndarray],
-    row: int,
-    first: int,
-    end: int,
-    window: int | None = None,
-) -> dict[str, np.ndarray]:
-  """Cuts one sequence's state rows out of the buffers, padding excluded.
-
-  Under a sliding window of W only the last W - 1 rows can be read again; the
-  others are dead and no part of the state.
-  """
-  if window is not None:
-    first = max(first, end - (window - 1))
-  return {
-      name: np.ascontiguousarray(a[row, first:end])
-      for name, a in arrays.items()
-  }
-
-
-def _state_arrays(state: state_lib.KVState) -> dict[str, np.ndarray]:
-  keys, values = jax.device_get((state.keys, state.values))
-  out = {}
-  for layer, (k, v) in enumerate(zip(keys, values, strict=True)):
-    out[f"layers.{layer}.keys"] = k
-    out[f"layers.{layer}.values"] = v
-  return out
-
-
 def _given_values(given, index, given_taps):
-  names = [n for n in given[0].steps[index].taps if given_taps(n)]
-  return {n: [c.steps[index].taps[n] for c in given] for n in names}
+  """{tap: one array a sequence, None where it shows none} of one step."""
+  taps = [capture.steps[index].taps for capture in given]
+  names = dict.fromkeys(n for shown in taps for n in shown if given_taps(n))
+  return {name: [shown.get(name) for shown in taps] for name in names}

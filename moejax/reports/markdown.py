@@ -260,17 +260,17 @@ def _exchanges(arithmetics) -> str:
     return "Native arithmetic was not run."
   legal = sum(e["legal"] for e in found)
   text = (
-      f"{words.plural(len(found), 'choice')} of experts or tokens"
+      f"{words.plural(len(found), 'choice')} of experts, entries or tokens"
       f" {'differs' if len(found) == 1 else 'differ'} in native arithmetic:"
       f" {legal:,} legal, {len(found) - legal:,} not legal."
   )
   bad = [e for e in found if not e["legal"]]
   if bad:
     text += "\n\n" + _table(
-        ["Prompt", "Step", "Layer", "Margin", "Limit"],
+        ["Prompt", "Step", "Choice", "Margin", "Limit"],
         (
             [_code(e["prompt"]), words.step(e["step"]),
-             "token" if e["layer"] is None else str(e["layer"]),
+             words.choice(e),
              words.number(e["margin"]), words.number(e["limit"])]
             for e in bad
         ),

@@ -134,7 +134,7 @@ def _choices(arithmetics) -> str:
     return "native arithmetic was not run"
   legal = sum(e["legal"] for e in exchanges)
   return (
-      f"{len(exchanges):,} of experts or tokens differ in native arithmetic,"
+      f"{len(exchanges):,} choices differ in native arithmetic,"
       f" {legal:,} of them legal"
   )
 

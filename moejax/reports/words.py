@@ -163,6 +163,13 @@ _OPERATIONS = {
     "output": "the residual stream after the layer",
     "final_norm": "the norm before the logits",
     "logits": "the logits",
+    "state": "the state after the last step",
+    "state.keys": "the keys kept for later tokens",
+    "state.values": "the values kept for later tokens",
+    "state.window_kv": "the keys kept in the sliding window",
+    "state.compressed_kv": "the compressed entries",
+    "state.compressor_state": "the tokens of the window not yet compressed",
+    "state.indexer_state": "the indexer's entries and open window",
 }
 # Taps without a group in their name: (group, name).
 _ALONE = {
@@ -207,6 +214,9 @@ _GROUPS = {
     "o_a_proj": "output down-projection",
     "o_b_proj": "output up-projection",
     "visible": "chosen entries",
+    "state": "final state",
+    "window_kv": "window KV",
+    "compressed_kv": "compressed KV",
 }
 
 
@@ -230,6 +240,14 @@ def readable(tap: str) -> tuple[str, str]:
   if len(group) > 1 and group[0] in ("attention", "moe"):
     group = group[1:]
   return " ".join(group), leaf
+
+
+def choice(exchange: Mapping) -> str:
+  """Says what an exchange chose: "experts, layer 3" or "next token"."""
+  if exchange["layer"] is None:
+    return "next token"
+  kind = "entries" if exchange["tap"].endswith(".visible") else "experts"
+  return f"{kind}, layer {exchange['layer']}"
 
 
 def tap_name(layer: int | None, tap: str) -> str:

@@ -24,8 +24,9 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
+from experiments.tiny import checkpoint_folder
+from experiments.tiny import tokenizer
 from experiments import tiny_qwen3_moe
-from experiments import tiny_tokenizer
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SHIPPED = tiny_qwen3_moe.SHIPPED
@@ -68,7 +69,7 @@ class MakeTest(absltest.TestCase):
     made = _content(out)
     self.assertEqual(
       sorted(made),
-      sorted((*tiny_qwen3_moe.SOURCES, *tiny_qwen3_moe.GENERATED)),
+      sorted((*tiny_qwen3_moe.SOURCES, *checkpoint_folder.GENERATED)),
     )
     shipped = _content(_SHIPPED)
     self.assertEqual(sorted(made), sorted(shipped))
@@ -227,11 +228,11 @@ class TokenizerTest(absltest.TestCase):
     for parallel in ("false", "true"):
       environ = {"TOKENIZERS_PARALLELISM": parallel}
       with self.subTest(parallel), mock.patch.dict(os.environ, environ):
-        self.assertTrue(tiny_tokenizer.train(text) == shipped)
+        self.assertTrue(tokenizer.train(text) == shipped)
 
   def test_refuses_a_short_text(self):
     with self.assertRaisesRegex(ValueError, "1024"):
-      tiny_tokenizer.train("why the sheep")
+      tokenizer.train("why the sheep")
 
   def test_both_languages_are_in_the_text(self):
     lines = (_SHIPPED / "corpus.txt").read_text("utf-8").split("\n")

@@ -174,7 +174,7 @@ class RulesTest(absltest.TestCase):
       self.assertEqual(found[0].legal, legal)
       self.assertAlmostEqual(found[0].margin, gap)
       comparison = compare.compare(ours, self.reference)
-      native_rules.judge_routes(comparison, found)
+      native_rules.judge_selections(comparison, found)
       self.assertEqual(
           comparison.counts[(1, "moe.router.ids")].verdict,
           "within_rule" if legal else "beyond_rule",

@@ -104,7 +104,7 @@ class MarkdownTest(parameterized.TestCase):
     report["arithmetics"]["native"]["exchanges"][0]["legal"] = False
     text = lib.render(report)
     self.assertIn("0 legal, 1 not legal", text)
-    self.assertIn("| `first` | prefill | 1 |", text)
+    self.assertIn("| `first` | prefill | experts, layer 1 |", text)
 
   def test_a_missing_tap_is_named(self):
     self.assertIn(

@@ -94,7 +94,7 @@ def _certificate(unresolved: int = 0) -> dict:
 def _native(ours, theirs) -> outcome.Part:
   comparison = compare.compare(ours, theirs)
   legal = native_rules.Exchange(
-      "first", 0, 1, 1, (0, 2), (0, 1), 0.0, 0.25
+      "first", 0, 1, 1, (0, 2), (0, 1), 0.0, 0.25, "moe.router.ids"
   )
   judged = comparison.counts[1, "moe.experts.combine"]
   judged.verdict, judged.rule = verdict.WITHIN_RULE, native_rules.BOUND

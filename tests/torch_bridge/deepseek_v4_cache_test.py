@@ -21,7 +21,7 @@ from moejax.protocols.state import layout as layout_lib
 from moejax.protocols.state import persistent_state
 from moejax.protocols.state import working_state
 from tests import bits
-from torch_bridge import deepseek_v4_cache as lib
+from torch_bridge.architectures import deepseek_v4_cache as lib
 from torch_bridge import tensor_bits
 
 _CAPACITY = 32

@@ -18,8 +18,8 @@ from moejax.protocols import taps as taps_lib
 from moejax.protocols import trajectory
 from tests import bits
 from tests.torch_bridge import tiny_deepseek_v4
+from torch_bridge.architectures import reference as reference_lib
 from torch_bridge.graphs import expert_events
-from torch_bridge import reference_architectures
 from torch_bridge import torch_reference
 
 _FLOAT32 = (
@@ -309,16 +309,16 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         refusal.UnsupportedError, f"transformers {version}.*5.8.1 or later"
     ):
-      reference_architectures.of("deepseek_v4", version)
-    reference_architectures.of("qwen3_moe", version)
+      reference_lib.of("deepseek_v4", version)
+    reference_lib.of("qwen3_moe", version)
 
   @parameterized.parameters("5.8.1", "5.24.0", "5.10.0rc1", "6.0")
   def test_a_later_version_is_not(self, version):
-    reference_architectures.of("deepseek_v4", version)
+    reference_lib.of("deepseek_v4", version)
 
   def test_an_unknown_architecture_is_refused(self):
     with self.assertRaisesRegex(refusal.UnsupportedError, "deepseek_v41"):
-      reference_architectures.of("deepseek_v41", "5.24.0")
+      reference_lib.of("deepseek_v41", "5.24.0")
 
   @absltest.skipIf(_BFLOAT16_RUNS, "this transformers runs bfloat16")
   def test_a_version_that_runs_float32_only_is_named(self):

@@ -54,6 +54,7 @@ class Compressor(nnx.Module):
     self.rate = params["position_bias"].shape[0]
     self.dim = params["norm"].shape[0]
     self.rotary_dim = config.rotary_dim
+    self.row_dtype = rows_lib.row_dtype(config, graph)
     self.graph = graph
     self.indexes = indexes
     self.ops = operations
@@ -73,14 +74,14 @@ class Compressor(nnx.Module):
       ValueError: the state's rows have another dtype than the graph gives them.
     """
     ops, rate = self.ops, self.rate
-    kv = tap("kv_proj", self._project(x, self.kv_proj[...]))
-    gate = tap("gate_proj", self._project(x, self.gate_proj[...]))
-    if state.kv.dtype != kv.dtype:
+    if state.kv.dtype != self.row_dtype:
       raise ValueError(
           f"the state's rows are {state.kv.dtype}, but"
-          f" compressor={self.graph.compressor!r} keeps {kv.dtype}: make it by"
-          " state.empty with the same graph."
+          f" compressor={self.graph.compressor!r} keeps {self.row_dtype}: make"
+          " it by state.empty with the same graph."
       )
+    kv = tap("kv_proj", self._project(x, self.kv_proj[...]))
+    gate = tap("gate_proj", self._project(x, self.gate_proj[...]))
     batch, tokens = x.shape[:2]
     first, last = cols.before // rate, cols.after // rate
     count = (tokens + rate - 1) // rate  # At most so many are completed.
@@ -120,6 +121,9 @@ class Compressor(nnx.Module):
     )
     entry = turn.turn(entry, cos, sin, ops, tap.within("turn"))
     entry = self._quantized(entry, tap)
+    # An operation set may answer in another dtype, as error bounds do. Where
+    # no window is complete, no other backend's value takes the answer's place.
+    entry = entry.astype(state.entries.dtype)
     entry = moves.where_rows(complete, entry, jnp.zeros_like(entry))
     capacity = state.entries.shape[1]
     slot = jnp.broadcast_to(
@@ -159,6 +163,7 @@ class Compressor(nnx.Module):
       ([batch, window, 2 * rate, dim], the last complete window, whole).
     """
     dim, count = self.dim, own.shape[1]
+    own = own.astype(previous.dtype)  # As for an entry, above.
     before = moves.concatenate([previous[:, None], own[:, :-1]], 1)
     pool = moves.concatenate([before[..., :dim], own[..., dim:]], 2)
     at = jnp.clip(last - first - 1, 0, count - 1)[:, None]

@@ -84,26 +84,29 @@ def ring(old: jax.Array, new: jax.Array, cols: Columns) -> jax.Array:
   return rows_at(old, row, new, wanted, cols)
 
 
+def row_dtype(
+    config: config_lib.DeepseekV4Config, graph: contract_lib.DeepseekV4Graph
+) -> str:
+  """The dtype of a compressor's rows: that in which the graph computes them."""
+  return config.dtype if graph.compressor == "model" else "float32"
+
+
 def empty(
     config: config_lib.DeepseekV4Config,
     batch: int,
     capacity: int,
     graph: contract_lib.DeepseekV4Graph = contract_lib.TRANSFORMERS,
 ) -> state_lib.DeepseekV4State:
-  """Returns a state that has seen nothing, for `capacity` tokens.
-
-  The rows of a compressor have the dtype in which the graph computes them.
-  """
-  dtype = config.dtype
-  row_dtype = dtype if graph.compressor == "model" else "float32"
+  """Returns a state that has seen nothing, for `capacity` tokens."""
+  dtype, rows_of = config.dtype, row_dtype(config, graph)
 
   def compressor(rate, series, dim):
-    rows = jnp.zeros((batch, rate, series * dim), row_dtype)
+    rows = jnp.zeros((batch, rate, series * dim), rows_of)
     # Minus infinity marks a row that was never written; it weighs nothing.
     unwritten = jnp.full(rows.shape, -jnp.inf, jnp.float32)
     return state_lib.CompressorState(
         kv=rows,
-        gate=unwritten.astype(row_dtype),
+        gate=unwritten.astype(rows_of),
         previous_kv=rows if series == 2 else None,
         previous_score=unwritten if series == 2 else None,
         entries=jnp.zeros((batch, -(-capacity // rate), dim), dtype),

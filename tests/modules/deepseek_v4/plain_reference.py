@@ -294,15 +294,20 @@ class Reference:
     keys = self.indexed(
         self.compressed(x, f"{path}.compressor", c.csa_rate, True)
     )
+    self.show(f"{path}.keys", keys)
     q = r16(gemm(rank, p[f"{path}.q_b_proj"])).reshape(len(x), heads, dim)
     q = self.indexed(self.turn(q, np.arange(len(x)), "compress"))
     weights = r16(gemm(x, p[f"{path}.weights_proj"]))
     weights = r16(times(weights, dim**-0.5 * heads**-0.5))
     out = []
+    # Entries that are not complete have no score here.
+    shown = np.full((len(x), len(keys)), np.nan, F)
+    self.show(f"{path}.index_scores", shown)
     for t in range(len(x)):
       number = (t + 1) // c.csa_rate
       scores = np.maximum(r16(gemm(q[t], keys[:number])), F(0))
       scores = r16(chain(r16(scores * weights[t, :, None]).T))
+      shown[t, :number] = scores
       best = sorted(range(number), key=lambda w: (-scores[w], w))
       out.append(best[: c.index_top_k])
     return out
@@ -343,6 +348,7 @@ class Reference:
       slots += [entries[w] for w in seen[t]]
       for h in range(c.num_heads):
         out[t, h] = self.online(q[t, h], slots, p[f"{at}.sinks"][h])
+    out = r16(self.show(f"{at}.online.divided", out))
     out = self.turn(self.show(f"{at}.values", out), here, table, back=True)
     groups = out.reshape(tokens, c.output_groups, -1)
     weight = p[f"{at}.o_a_proj"].reshape(c.output_groups, -1, groups.shape[-1])
@@ -368,7 +374,7 @@ class Reference:
         keep = exp(m - peak)
         total, value = total * keep + sum_, value * keep + product
       m = peak
-    return r16(value / (total + exp(sink - m)))
+    return value / (total + exp(sink - m))
 
   # Section 9.
 
@@ -385,6 +391,7 @@ class Reference:
         p[f"{at}.shared.down_proj"],
     )
     out = np.empty_like(x)
+    combined = self.show(f"{at}.experts.combine", np.empty_like(x))
     for t, token in enumerate(tokens):
       if layer in c.hash_layers:
         ids = [int(i) for i in p[f"{at}.table"][token]]
@@ -399,6 +406,7 @@ class Reference:
         both = r16(gemm(given[t], p[f"{at}.gate_up"][expert]))
         a, b = np.split(both, 2)
         routed = routed + self.expert(a, b, gate, p[f"{at}.down"][expert])
+      combined[t] = routed
       out[t] = r16(routed + shared[t])
     return self.show(f"{at}.sum", out)
 

@@ -7,15 +7,20 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import pathlib
 import re
 from typing import Any
 
 import numpy as np
 
 from moejax.contracts import refusal
+from moejax.protocols.state import layout as layout_lib
+from moejax.protocols.state import working_state
 from moejax.protocols import taps as taps_lib
+from torch_bridge.architectures import deepseek_v4_cache
 from torch_bridge.graphs import deepseek_v4_graph
 from torch_bridge.graphs import qwen3_moe_graph
+from torch_bridge.hf.deepseek_v4 import config as deepseek_v4_config
 from torch_bridge import operation_trace
 from torch_bridge import tensor_bits
 
@@ -32,7 +37,8 @@ class Architecture:
     frequencies: {tap: buffer of the rotary module} of inverse frequencies.
     selections: (taps of a step, config) to the indices of each `topk` of a
       forward pass in order of execution, each [token, at least k].
-    state: A cache of one sequence to {"layers.N.component": array}.
+    state_reader: (model, folder) to what turns a cache of one sequence into
+      {"layers.N.component": array}.
     first_version: The first release of transformers whose numbers are right.
     before: What is wrong with those before it.
   """
@@ -40,7 +46,7 @@ class Architecture:
   taps_of: Callable[[Sequence[operation_trace.Event], str, Any], Taps]
   frequencies: Mapping[str, str]
   selections: Callable[[Mapping[str, np.ndarray], Any], list[np.ndarray]]
-  state: Callable[[Any], Taps]
+  state_reader: Callable[[Any, str | pathlib.Path], Callable[[Any], Taps]]
   first_version: tuple[int, ...] = ()
   before: str = ""
 
@@ -96,14 +102,19 @@ def _routers(taps, config) -> list[np.ndarray]:
   return [found[layer] for layer in sorted(found)]
 
 
-def _keys_and_values(cache) -> Taps:
-  """{"layers.0.keys": [key, kv_head, head_dim], ...} of a batch of one."""
-  out = {}
-  for index, layer in enumerate(cache.layers):
-    for name, tensor in (("keys", layer.keys), ("values", layer.values)):
-      array = np.swapaxes(tensor_bits.to_numpy(tensor)[0], 0, 1)
-      out[f"layers.{index}.{name}"] = np.ascontiguousarray(array)
-  return out
+def _keys_and_values(model, folder) -> Callable[[Any], Taps]:
+  """Reads {"layers.0.keys": [key, kv_head, head_dim], ...}."""
+  del model, folder
+
+  def read(cache) -> Taps:
+    out = {}
+    for index, layer in enumerate(cache.layers):
+      for name, tensor in (("keys", layer.keys), ("values", layer.values)):
+        array = np.swapaxes(tensor_bits.to_numpy(tensor)[0], 0, 1)
+        out[f"layers.{index}.{name}"] = np.ascontiguousarray(array)
+    return out
+
+  return read
 
 
 def _indexers_and_routers(taps, config) -> list[np.ndarray]:
@@ -121,16 +132,20 @@ def _indexers_and_routers(taps, config) -> list[np.ndarray]:
   return out
 
 
-def _window_rows(cache) -> Taps:
-  """STUB, to be replaced by deepseek_v4_cache: the windows' rows alone.
+def _persistent_state(model, folder) -> Callable[[Any], Taps]:
+  """Reads {"layers.N.component": float32 array}, the layout "carried"."""
+  config = deepseek_v4_config.read(folder)
+  biases = deepseek_v4_cache.position_biases(model)
 
-  Returns:
-    {"layers.N.window": [rows, head_dim]}; compressors are left out.
-  """
-  return {
-      f"layers.{index}.window": tensor_bits.to_numpy(layer.keys)[0, 0]
-      for index, layer in enumerate(cache.layers)
-  }
+  def read(cache) -> Taps:
+    length = cache.layers[0].cumulative_length
+    working = deepseek_v4_cache.from_cache(config, cache, length)
+    state = working_state.capture(
+        config, working, biases, (), layout_lib.CARRIED
+    )
+    return dict(state.arrays)
+
+  return read
 
 
 _TABLE = {
@@ -138,7 +153,7 @@ _TABLE = {
         taps_of=_qwen3_moe_taps,
         frequencies={"rotary.inverse_frequencies": "inv_freq"},
         selections=_routers,
-        state=_keys_and_values,
+        state_reader=_keys_and_values,
     ),
     "deepseek_v4": Architecture(
         taps_of=deepseek_v4_graph.taps_of,
@@ -147,7 +162,7 @@ _TABLE = {
             "rotary.compress.inverse_frequencies": "compress_inv_freq",
         },
         selections=_indexers_and_routers,
-        state=_window_rows,
+        state_reader=_persistent_state,
         first_version=(5, 8, 1),
         before=(
             "it lacks the factor 2 of the stream weights, mixes streams"
