@@ -128,10 +128,10 @@ class NamedCombinesTest(parameterized.TestCase):
   @parameterized.parameters(*_GRAPHS)
   def test_no_two_of_them_are_the_same(self, graph):
     outs = {
-        name: _run(_contract(name, graph, "sequential"))["out"].tobytes()
+        _run(_contract(name, graph, "sequential"))["out"].tobytes(): name
         for name in _NAMES
     }
-    self.assertLen(set(outs.values()), len(_NAMES))
+    self.assertCountEqual(outs.values(), _NAMES)
 
 
 class RefusalTest(parameterized.TestCase):

@@ -45,7 +45,7 @@ def _contract(quantized: bool) -> contract_lib.DeepseekV4Contract:
 
 def _run(contract, feeds):
   """({tap: values of all steps, batch axis gone}, the state)."""
-  params = tiny.params()
+  params = tiny.params(spread=4.0)
   decoder = decoder_lib.Decoder(
       tiny.CONFIG,
       nest_lib.nest(params),
@@ -64,7 +64,7 @@ def _run(contract, feeds):
 def _plain(quantized, frequencies):
   params = {
       path: np.asarray(v, np.int32 if v.dtype == jnp.int32 else np.float32)
-      for path, v in tiny.params().items()
+      for path, v in tiny.params(spread=4.0).items()
   }
   blocks = (_ACTIVATION, _ENTRY, _INDEX) if quantized else None
   reference = plain_reference.Reference(

@@ -37,8 +37,14 @@ CONFIG = config_lib.DeepseekV4Config(
 TOKENS = (5, 1, 2, 3, 4, 9, 8, 7, 6, 11)
 
 
-def params(seed: int = 0) -> dict:
-  """{path: array} of random parameters, none of them zero or one."""
+def params(seed: int = 0, spread: float = 0.0) -> dict:
+  """{path: array} of random parameters, none of them zero or one.
+
+  Args:
+    seed: Of the values.
+    spread: Binades between the outputs of an expert and of the next: terms
+      that lie far apart let the order of a float32 sum show.
+  """
   rng = np.random.default_rng(seed)
   out = {}
   for path, (shape, dtype) in parameters.leaves(CONFIG).items():
@@ -47,7 +53,7 @@ def params(seed: int = 0) -> dict:
       out[path] = jnp.asarray(np.array(rows, np.int32)[:, : shape[1]])
       continue
     values = 0.3 * rng.standard_normal(shape) + ("norm" in path)
-    if path.endswith("moe.down"):  # Terms of many binades: their order shows.
-      values *= 2.0 ** -(4.0 * np.arange(shape[0])[:, None, None])
+    if path.endswith("moe.down"):
+      values *= 2.0 ** (-spread * np.arange(shape[0])[:, None, None])
     out[path] = jnp.asarray(values.astype(np.float32)).astype(dtype)
   return out
