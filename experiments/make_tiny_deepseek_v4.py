@@ -26,13 +26,21 @@ _OUT = flags.DEFINE_string(
 _SEED = flags.DEFINE_integer(
     "seed", tiny_deepseek_v4.SEED, "Seed of the weights.", lower_bound=0
 )
+_DTYPE = flags.DEFINE_enum(
+    "dtype",
+    "bfloat16",
+    tiny_deepseek_v4.DTYPES,
+    "In which the model computes; the weights are the same numbers in both.",
+)
 
 
 def main(argv: Sequence[str]) -> None:
   """Makes the checkpoint and prints its summary."""
   if len(argv) > 1:
     raise app.UsageError(f"no positional arguments are taken: {argv[1:]}")
-  summary = tiny_deepseek_v4.make(pathlib.Path(_OUT.value), _SEED.value)
+  summary = tiny_deepseek_v4.make(
+      pathlib.Path(_OUT.value), _SEED.value, _DTYPE.value
+  )
   print(json.dumps(summary, ensure_ascii=False))
 
 

@@ -18,6 +18,7 @@ Layer: experiments.
 """
 
 from collections.abc import Iterator
+import dataclasses
 import pathlib
 
 import numpy as np
@@ -36,8 +37,9 @@ from torch_bridge.hf.deepseek_v4 import names
 SEED = 20261136
 SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_deepseek_v4"
 
-# Written by hand. It lives in the shipped folder and is copied from there.
-SOURCES = ("README.md",)
+# Written by hand. They live in the shipped folder and are copied from there.
+SOURCES = ("README.md", "prompts_by_length.json")
+DTYPES = ("bfloat16", "float32")
 
 _SWA, _CSA, _HCA = config_lib.ATTENTIONS
 
@@ -113,10 +115,10 @@ _LAWS = {
 }
 
 
-def config() -> dict[str, object]:
+def config(dtype: str = "bfloat16") -> dict[str, object]:
   """Builds what config.json says: `CONFIG` and the special tokens."""
   return {
-      **hf_config.to_hf(CONFIG),
+      **hf_config.to_hf(dataclasses.replace(CONFIG, dtype=dtype)),
       "bos_token_id": tokenizer.END_OF_TEXT_ID,
       "eos_token_id": tokenizer.END_OF_TEXT_ID,
       "pad_token_id": tokenizer.PAD_ID,
@@ -136,12 +138,16 @@ def tensors(seed: int) -> dict[str, np.ndarray]:
   return dict(_draw(seed))
 
 
-def make(out: pathlib.Path, seed: int = SEED) -> dict[str, object]:
+def make(
+    out: pathlib.Path, seed: int = SEED, dtype: str = "bfloat16"
+) -> dict[str, object]:
   """Makes the checkpoint folder, whole or not at all.
 
   Args:
     out: The folder to make. It may be absent, empty, or an earlier result.
     seed: The seed of the weights, not negative.
+    dtype: In which the model computes; one of `DTYPES`. The weights are the
+      same numbers in both.
 
   Returns:
     The summary of `checkpoint_folder.make`.
@@ -153,8 +159,11 @@ def make(out: pathlib.Path, seed: int = SEED) -> dict[str, object]:
   return checkpoint_folder.make(
       out,
       [SHIPPED / name for name in SOURCES],
-      config(),
-      tensors(seed),
+      config(dtype),
+      {
+          name: t if t.dtype.kind in "iu" else t.astype(dtype)
+          for name, t in tensors(seed).items()
+      },
       tiny_qwen3_moe.CORPUS,
   )
 

@@ -181,7 +181,7 @@ def _final_states(counts, missing, a, b) -> Difference | None:
     x, y = a.final_state.get(array), b.final_state.get(array)
     if x is None or y is None:
       missing.add(name)
-      count.verdict = verdict.MISSING
+      count.verdict = verdict.worst([count.verdict, verdict.MISSING])
       continue
     count.elements += y.size
     if same_bits(x, y):

@@ -55,7 +55,10 @@ CONTRACT = (
     "the combine contract: the rounding of a float32 sum of equal terms in some"
     " order; same bits where the accumulator has 16 bits"
 )
-MARGIN = "margin: the exchanged scores lie within the envelope of the scores"
+MARGIN = (
+    "margin: the exchanged scores lie within the envelope of the scores; slots"
+    " of an unsorted top-k are a set"
+)
 
 # The table is a quotient, a power and a quotient, none of them a tap: u for
 # each quotient, |exponent ln(theta)| u < 16 u and 32 u for the power; what is
@@ -264,13 +267,15 @@ def exchanges(
       limit = 2 * limits.get(taps_lib.split(decides), 0.0)
     for token in np.flatnonzero((x != y).any(-1)).tolist():
       mine, theirs = x[token], y[token]
+      if tap == taps_lib.VISIBLE:
+        mine, theirs = np.flatnonzero(mine), np.flatnonzero(theirs)
+      if selections.same(decides, mine, theirs):
+        continue
       # What a token's id decides, no rounding exchanges.
       margin = np.inf
       if decides is not None:
         scores = context.taps[decides][token]
-        margin = selections.gap(name, mine, theirs, scores)
-      if tap == taps_lib.VISIBLE:
-        mine, theirs = np.flatnonzero(mine), np.flatnonzero(theirs)
+        margin = selections.gap(decides, mine, theirs, scores)
       out.append(
           Exchange(
               prompt, step, layer, token,
@@ -304,7 +309,8 @@ def judge_selections(
       continue
     mine = [e for e in exchanged if (e.layer, e.tap) == key]
     count.rule = MARGIN
-    if mine and all(e.legal for e in mine):
+    # None at all: the sets are the same.
+    if all(e.legal for e in mine):
       count.verdict = verdict.WITHIN_RULE
 
 

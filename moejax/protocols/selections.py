@@ -5,6 +5,10 @@ hash layer looks its experts up by token id and selects nothing. An indexer
 selects the compressed entries that a query sees. Where a rounding error may
 have exchanged two candidates, the gap between their scores is the margin.
 
+transformers asks for the routes of DeepSeek-V4 by an unsorted top-k, which
+promises a set of experts and no order of slots. Native routes of a router with
+a balancing bias are therefore compared as sets.
+
 Layer: protocols.
 """
 
@@ -42,26 +46,39 @@ def scores_of(name: str, taps: Mapping[str, np.ndarray]) -> str | None:
   return None if router + "softplus" in taps else router + "scores"
 
 
-def gap(name: str, ours: np.ndarray, reference: np.ndarray, scores) -> float:
+def is_sorted(decides: str | None) -> bool:
+  """Whether slots fall by score, given the tap that decides a selection."""
+  return decides is None or decides.endswith(".scores")
+
+
+def same(decides: str | None, ours: np.ndarray, reference: np.ndarray) -> bool:
+  """Whether two selections of one token are the same, as far as promised."""
+  if is_sorted(decides) or ours.shape != reference.shape:
+    return np.array_equal(ours, reference)
+  return np.array_equal(np.sort(ours), np.sort(reference))
+
+
+def gap(
+    decides: str | None, ours: np.ndarray, reference: np.ndarray, scores
+) -> float:
   """The largest difference of scores that had to be crossed for one token.
 
   Args:
-    name: Of the selection.
-    ours: [slot] expert ids, or [entry] of zeros and ones.
+    decides: From `scores_of`.
+    ours: [selected] candidates.
     reference: The same.
     scores: [candidate], the reference's.
 
   Returns:
-    For routes the largest gap between the two sides of a slot. For entries
-    that between the entries which one side alone sees; infinity if one sees
-    more than the other, which no rounding explains.
+    Of sorted slots the largest gap between the two sides of a slot. Of sets
+    that between candidates which one side alone selected. Infinity if one side
+    selected more than the other, which no rounding explains.
   """
   row = scores.astype(np.float64)
-  if taps_lib.split(name)[1] == taps_lib.ROUTE_IDS:
-    return float(np.abs(row[ours] - row[reference]).max())
-  mine, theirs = row[ours > reference], row[reference > ours]
-  if mine.size != theirs.size:
+  if ours.size != reference.size:
     return np.inf
-  if not mine.size:
-    return 0.0
+  if is_sorted(decides):
+    return float(np.abs(row[ours] - row[reference]).max())
+  mine = row[np.setdiff1d(ours, reference)]
+  theirs = row[np.setdiff1d(reference, ours)]
   return float(max(theirs.max() - mine.min(), mine.max() - theirs.min()))

@@ -52,6 +52,11 @@ class MovesTest(parameterized.TestCase):
         np.concatenate([x, y], 1),
     )
 
+  def test_parts_of_two_dtypes_are_refused(self, dtype):
+    x = jnp.asarray(_values(dtype, (2, 3)))
+    with self.assertRaisesRegex(ValueError, "parts of dtypes"):
+      lib.concatenate([x, jnp.zeros((2, 3), jnp.int32)], 1)
+
   def test_the_largest_is_one_of_them(self, dtype):
     x = _values(dtype, (64, 7))
     x[0] = np.array(-0.0, dtype)

@@ -108,6 +108,35 @@ class CompareTest(parameterized.TestCase):
     self.assertEqual(levels["L0"], "beyond_rule")
     self.assertEqual(levels["L2"], "beyond_rule")
 
+  def test_what_is_left_after_the_run_is_compared_last(self):
+    ours, theirs = _capture(), _capture()
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    ours.final_state = {"layers.1.window_kv": rows.copy()}
+    theirs.final_state = {"layers.1.window_kv": rows.copy()}
+    self.assertIsNone(compare.compare([ours], [theirs]).first)
+    ours.final_state["layers.1.window_kv"][2, 1] = 9
+    found = compare.compare([ours], [theirs])
+    self.assertEqual(
+        (found.first.layer, found.first.operator, found.first.index),
+        (1, "state.window_kv", (2, 1)),
+    )
+    self.assertEqual(found.first.axes, ("row", "channel"))
+    self.assertEqual(found.levels()["L2"], "beyond_rule")
+    self.assertEqual(found.levels()["L4"], "same_bits")
+    # A tap that differs came first.
+    ours.steps[0].taps["layers.0.output"][0, 0] = 9
+    found = compare.compare([ours], [theirs])
+    self.assertEqual(found.first.operator, "output")
+
+  @parameterized.parameters("ours", "theirs")
+  def test_a_state_of_one_side_only_is_missing(self, side):
+    ours, theirs = _capture(), _capture()
+    one = ours if side == "ours" else theirs
+    one.final_state = {"layers.0.keys": np.zeros((1, 1, 2), np.float32)}
+    found = compare.compare([ours], [theirs])
+    self.assertEqual(found.missing, ["layers.0.state.keys"])
+    self.assertEqual(found.counts[0, "state.keys"].verdict, "missing")
+
   def test_captures_of_other_runs_are_refused(self):
     other = copy.deepcopy(_capture())
     other.prompt = (9,)

@@ -1,5 +1,6 @@
 """Runs of a decoder: batches, replays, taps, state."""
 
+import copy
 import dataclasses
 
 from absl.testing import absltest
@@ -8,6 +9,7 @@ import numpy as np
 
 from moejax.protocols import capture
 from moejax.protocols import compare
+from moejax.protocols import outcome
 from moejax.protocols import trajectory
 from tests import bits
 from tests.protocols import sample
@@ -134,6 +136,14 @@ class TrajectoryTest(parameterized.TestCase):
   def test_no_prompts_are_refused(self):
     with self.assertRaisesRegex(ValueError, "no prompts"):
       trajectory.run(sample.decoder(), [], 1)
+
+  def test_another_final_state_is_no_operator_at_fault(self):
+    run = trajectory.run(sample.decoder(), sample.PROMPTS, 0)
+    other = copy.deepcopy(run)
+    other[0].final_state["layers.0.keys"] += 1
+    found = compare.compare(other, run)
+    self.assertEqual(found.first.operator, "state.keys")
+    self.assertEqual(outcome.causes(found), [])
 
   def test_the_state_fingerprint_covers_order_layers_and_bits(self):
     zero = np.zeros((2, 1, 4), np.float32)

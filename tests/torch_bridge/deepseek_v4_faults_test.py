@@ -54,7 +54,7 @@ def _subject() -> subject_lib.Subject:
 
 @functools.cache
 def _prompts() -> tuple[trajectory.Prompt, ...]:
-  texts = tokenizer_lib.read_prompts(_FOLDER / "prompts.json")
+  texts = tokenizer_lib.read_prompts(_FOLDER / "prompts_by_length.json")
   long = max(_subject().prompts(texts, _STEPS), key=lambda p: len(p.tokens))
   return (trajectory.Prompt("p", long.tokens[:_PROMPT_LENGTH]),)
 
