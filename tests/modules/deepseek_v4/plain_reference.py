@@ -342,12 +342,16 @@ class Reference:
     entries = self.entry(entries) if len(entries) else entries
     self.show(f"{at}.entries", entries)
     out = np.empty_like(q)
+    most = c.window + max(map(len, seen))
+    shown = np.zeros((tokens, c.num_heads, most), F)
+    self.show(f"{at}.online.exponentials", shown)
     for t in here:
       window = [kv[s] for s in range(max(0, t - c.window + 1), t + 1)]
       slots = window + [None] * (c.window - len(window))
       slots += [entries[w] for w in seen[t]]
       for h in range(c.num_heads):
-        out[t, h] = self.online(q[t, h], slots, p[f"{at}.sinks"][h])
+        sink = p[f"{at}.sinks"][h]
+        out[t, h] = self.online(q[t, h], slots, sink, shown[t, h])
     out = r16(self.show(f"{at}.online.divided", out))
     out = self.turn(self.show(f"{at}.values", out), here, table, back=True)
     groups = out.reshape(tokens, c.output_groups, -1)
@@ -356,16 +360,19 @@ class Reference:
     out = self.activation(r16(np.concatenate(out, -1)))
     return self.show(f"{at}.o_b_proj", r16(gemm(out, p[f"{at}.o_b_proj"])))
 
-  def online(self, q, slots, sink):
+  def online(self, q, slots, sink, shown):
     m = total = value = None
     for start in range(0, len(slots), self.block):
-      block = [s for s in slots[start : start + self.block] if s is not None]
+      places = range(start, min(start + self.block, len(slots)))
+      places = [s for s in places if slots[s] is not None]
+      block = [slots[s] for s in places]
       if not block:
         continue
       keys = np.stack(block)
       scores = times(gemm(q, keys), self.c.head_dim**-0.5)
       peak = scores.max() if m is None else max(m, scores.max())
       weights = exp(scores - peak)
+      shown[places] = weights
       sum_ = chain(weights)
       product = gemm(r16(weights), keys.T)
       if m is None:
