@@ -33,6 +33,8 @@ AXES = {
     "row": "tokens of one compression window",
     "series_row": "tokens pooled into one entry: earlier window's, then own",
     "entry": "compressed entries, earlier steps included",
+    "attended": "keys of online attention, and room: window, then entries",
+    "attended_block": "blocks of attended",
     "key_and_sink": "key, then the sink of the head",
     "group": "groups of heads with their own output projection",
     "rank": "width of one group after it",

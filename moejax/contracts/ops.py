@@ -43,6 +43,9 @@ class Operations(Protocol):
   def rsqrt(self, x: Array) -> Array:
     """1 / sqrt(x)."""
 
+  def exp(self, x: Array) -> Array:
+    """exp(x)."""
+
   def cos(self, x: Array) -> Array:
     """cos(x), x in radians."""
 
@@ -60,6 +63,15 @@ class Operations(Protocol):
 
   def sqrt(self, x: Array) -> Array:
     """sqrt(x)."""
+
+  def simulate_quantization(
+      self, x: Array, code_format: str, block: int
+  ) -> Array:
+    """Quantises blocks of the last axis and makes them wide again.
+
+    R(q * scale) as `numerics/quantization_simulation.py` defines it, for the
+    formats "e4m3" and "e2m1".
+    """
 
   def mean(self, x: Array, site: str) -> Array:
     """Mean over the last axis, which is kept with length one."""

@@ -41,7 +41,8 @@ class Experts(nnx.Module):
 
   For every token and slot: gate_up = R(W13 x); R(R(silu(gate)) * up);
   R(W2 ...); then the terms and their sum as the combine contract says. The
-  fused weight holds the gate rows and then the up rows.
+  fused weight holds the gate rows and then the up rows. With `wide`, silu,
+  product and a gate in front of W2 stay in float32, with one R behind them.
   """
 
   def __init__(
@@ -51,6 +52,8 @@ class Experts(nnx.Module):
       layer: int,
       operations: ops_lib.Operations,
       limit: float | None = None,
+      wide: bool = False,
+      block: int | None = None,
   ):
     """Takes "gate_up" and "down" of the parameters.
 
@@ -60,6 +63,9 @@ class Experts(nnx.Module):
       layer: Index, for orders that depend on it.
       operations: The arithmetic.
       limit: Bound on gate (above) and up (both sides); None means none.
+      wide: Whether the activation is computed in float32.
+      block: Neighbours that share a scale where the inputs of both GEMMs pass
+        through E4M3; None where they do not.
 
     Raises:
       NotImplementedError: the contract contracts products and additions.
@@ -74,6 +80,8 @@ class Experts(nnx.Module):
     self.contract = contract
     self.layer = layer
     self.limit = limit
+    self.wide = wide
+    self.block = block
     self.ops = operations
 
   def __call__(
@@ -106,14 +114,23 @@ class Experts(nnx.Module):
       )
       return ops.cast(wide, rows.dtype.name)
 
+    def quantized(name, rows):
+      if self.block is None:
+        return rows
+      rows = ops.simulate_quantization(rows, "e4m3", self.block)
+      return by_slot(name, rows)
+
     # Dispatch: one row a route, in slot order.
     rows = jnp.repeat(x, top_k, axis=0)
     if site == "input":
       rows = by_slot("gated_input", gated(rows))
+    rows = quantized("input_quantized", rows)
     both = ops.expert_linear(
         rows, self.gate_up[...], expert_of_row, "expert_gemm"
     )
     gate, up = jnp.split(by_slot("gate_up", both), 2, axis=-1)
+    if self.wide:
+      gate, up = (ops.cast(v, "float32") for v in (gate, up))
     if self.limit is not None:
       gate = moves.clamp(gate, None, self.limit)
       up = moves.clamp(up, -self.limit, self.limit)
@@ -121,6 +138,11 @@ class Experts(nnx.Module):
     product = by_slot("activation", product)
     if site == "before_down":
       product = by_slot("gated_activation", gated(product))
+    if product.dtype != rows.dtype:
+      product = by_slot(
+          "activation_rounded", ops.cast(product, rows.dtype.name)
+      )
+    product = quantized("activation_quantized", product)
     out = ops.expert_linear(
         product, self.down[...], expert_of_row, "expert_gemm"
     )

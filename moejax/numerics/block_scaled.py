@@ -112,9 +112,7 @@ def fp4_weight(
 @functools.cache
 def _products(code_format: str, dtype: str) -> np.ndarray:
   """Returns every product, at index scale * number of codes + code."""
-  codes = _code_values(*{"e4m3": (4, 3, 7), "e2m1": (2, 1, 1)}[code_format])
-  if code_format == "e4m3":
-    codes[[0x7F, 0xFF]] = np.nan
+  codes = code_values(code_format)
   scales = np.ldexp(1.0, np.arange(256) - 127)
   scales[_NAN_SCALE] = np.nan
   # Exact in float64; round_oracle passes through float32, exact as well.
@@ -123,8 +121,9 @@ def _products(code_format: str, dtype: str) -> np.ndarray:
   return table
 
 
-def _code_values(exponent: int, mantissa: int, bias: int) -> np.ndarray:
-  """Returns the numbers of all codes s e..e m..m without special values."""
+def code_values(code_format: str) -> np.ndarray:
+  """Returns the float64 numbers of all codes of "e4m3" or "e2m1", in order."""
+  exponent, mantissa, bias = {"e4m3": (4, 3, 7), "e2m1": (2, 1, 1)}[code_format]
   code = np.arange(1 << (1 + exponent + mantissa))
   fraction = code & ((1 << mantissa) - 1)
   power = (code >> mantissa) & ((1 << exponent) - 1)
@@ -133,7 +132,10 @@ def _code_values(exponent: int, mantissa: int, bias: int) -> np.ndarray:
       (hidden | fraction).astype(np.float64),
       np.maximum(power, 1) - bias - mantissa,
   )
-  return np.where(code >> (exponent + mantissa), -magnitude, magnitude)
+  values = np.where(code >> (exponent + mantissa), -magnitude, magnitude)
+  if code_format == "e4m3":
+    values[[0x7F, 0xFF]] = np.nan
+  return values
 
 
 def _bytes(name: str, array: np.ndarray) -> np.ndarray:

@@ -3,8 +3,8 @@
 The graph fixes where a value is rounded; how a sum is ordered, which
 approximation serves for exp, and whether a product is contracted inside one
 operation is XLA's choice. A 16-bit operand is widened to float32 and the result
-rounded once, as the reference does. The combine is the exception: it has a
-contract, so it runs as the contract says.
+rounded once, as the reference does. The combine and simulated quantisation are
+the exceptions: they have a contract and a definition, and run as those say.
 
 Each method is compiled on its own when called with arrays, and becomes part of
 the caller's program under `jax.jit`.
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from moejax.numerics import expert_rows
 from moejax.numerics import ordered_combine
+from moejax.numerics import quantization_simulation
 from moejax.numerics import sinkhorn
 
 
@@ -39,6 +40,7 @@ _MULTIPLY = _in_float32(jnp.multiply)
 _DIVIDE = _in_float32(jnp.divide)
 _POWER = _in_float32(lambda x, base: jnp.power(base, x))
 _RSQRT = _in_float32(lax.rsqrt)
+_EXP = _in_float32(jnp.exp)
 _COS = _in_float32(jnp.cos)
 _SIN = _in_float32(jnp.sin)
 _SILU = _in_float32(lambda x: x / (1.0 + jnp.exp(-x)))
@@ -89,6 +91,9 @@ class NativeOperations:
   def rsqrt(self, x):
     return _RSQRT(x)
 
+  def exp(self, x):
+    return _EXP(x)
+
   def cos(self, x):
     return _COS(x)
 
@@ -106,6 +111,9 @@ class NativeOperations:
 
   def sqrt(self, x):
     return _SQRT(x)
+
+  def simulate_quantization(self, x, code_format, block):
+    return quantization_simulation.simulate(x, code_format, block)
 
   def mean(self, x, site):
     del site

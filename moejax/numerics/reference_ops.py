@@ -66,12 +66,14 @@ class _BySite:
         "divide",
         "power",
         "rsqrt",
+        "exp",
         "cos",
         "sin",
         "silu",
         "sigmoid",
         "softplus",
         "sqrt",
+        "simulate_quantization",
     ):
       setattr(self, method, getattr(elementwise, method))
     # The combine has a contract of its own and runs as that says.

@@ -187,3 +187,58 @@ TAPS: dict[str, str] = {
     **_norm("final_norm", "token", "embed"),
     "logits": "token,vocab",
 }
+
+
+def _index(prefix: str, rows: str) -> dict[str, str]:
+  """Simulated quantisation of an indexer's queries or keys."""
+  steps = ("hadamard_sum", "hadamard_scaled", "hadamard", "quantized")
+  return {f"{prefix}.{name}": f"{rows},head_dim" for name in steps}
+
+
+def _wide_mix(prefix: str) -> dict[str, str]:
+  """What a mix in float32 shows beside or in the place of `_mix`."""
+  return {
+      f"{prefix}.weighted": "token,stream,stream_out,embed",
+      f"{prefix}.summed": "token,stream,embed",
+  }
+
+
+_BLOCKS = "token,head,attended_block"
+# What graphs other than that of transformers show beside it.
+VARIANT_TAPS: dict[str, str] = {
+    "attention_hc.projected": "token,mix",
+    "attention.input_quantized": "token,embed",
+    "attention.q_a_quantized": "token,hidden",
+    "attention.kv_quantized": "token,head_dim",
+    "attention.compressor.pooled_rounded": "window,head_dim",
+    "attention.compressor.quantized": "window,head_dim",
+    "attention.indexer.compressor.pooled_rounded": "window,head_dim",
+    **_index("attention.indexer.compressor", "window"),
+    **_index("attention.indexer.q_simulation", "token,head"),
+    "attention.online.scores": "token,head,attended",
+    "attention.online.scaled": "token,head,attended",
+    "attention.online.shifted": "token,head,attended",
+    "attention.online.exponentials": "token,head,attended",
+    "attention.online.sums": _BLOCKS,
+    "attention.online.rounded": "token,head,attended",
+    "attention.online.values": f"{_BLOCKS},head_dim",
+    "attention.online.moved": _BLOCKS,
+    "attention.online.rescale": _BLOCKS,
+    "attention.online.denominators": _BLOCKS,
+    "attention.online.accumulated": f"{_BLOCKS},head_dim",
+    "attention.online.sink_shifted": "token,head,one",
+    "attention.online.sink_exponential": "token,head,one",
+    "attention.online.denominator": "token,head,one",
+    "attention.online.divided": "token,head,head_dim",
+    "attention.o_a_quantized": "token,hidden",
+    **_wide_mix("attention_mix"),
+    "moe_hc.projected": "token,mix",
+    "moe.experts.input_quantized": "token,slot,embed",
+    "moe.experts.activation_rounded": "token,slot,hidden",
+    "moe.experts.activation_quantized": "token,slot,hidden",
+    "moe.shared.input_quantized": "token,embed",
+    "moe.shared.activation_rounded": "token,hidden",
+    "moe.shared.activation_quantized": "token,hidden",
+    **_wide_mix("moe_mix"),
+    "head_hc.projected": "token,stream",
+}

@@ -101,7 +101,9 @@ _QWEN3_MOE: dict[str, str] = {
     "logits": "token,vocab",
 }
 # {name without the layer: axes}, of all architectures.
-TAPS: dict[str, str] = _QWEN3_MOE | deepseek_v4_taps.TAPS
+TAPS: dict[str, str] = (
+    _QWEN3_MOE | deepseek_v4_taps.TAPS | deepseek_v4_taps.VARIANT_TAPS
+)
 ROUTE_IDS = "moe.router.ids"
 VISIBLE = "attention.indexer.visible"
 # What is left after a run, by component; no tap shows it as a whole.

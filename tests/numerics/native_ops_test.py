@@ -67,6 +67,11 @@ _CLOSE = {
         lambda ops, x, dtype: ops.unary("rsqrt", abs(x), dtype),
         _relative("rsqrt"),
     ),
+    "exp": (
+        lambda x: _OPS.exp(x),
+        lambda ops, x, dtype: ops.unary("exp", x, dtype),
+        _relative("exp"),
+    ),
     "cos": (
         lambda x: _OPS.cos(x),
         lambda ops, x, dtype: ops.unary("cos", x, dtype),

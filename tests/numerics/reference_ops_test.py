@@ -15,12 +15,15 @@ import numpy as np
 
 from moejax.contracts import decoder
 from moejax.contracts import named_combines
+from moejax.contracts import ops as ops_lib
 from moejax.contracts import reduction
 from moejax.contracts import route
 from moejax.numerics import native_ops
 from moejax.numerics import ordered_combine
+from moejax.numerics.portable import bound_ops
 from moejax.numerics.portable import certificate as certificate_lib
 from moejax.numerics.portable import portable_ops
+from moejax.numerics import quantization_simulation
 from moejax.numerics import reference_ops as lib
 from moejax.numerics import sequential_ops
 from tests import bits
@@ -76,6 +79,7 @@ _ELEMENTWISE = {
     "add_scalar": lambda ops: ops.add_scalar(jnp.asarray(_X), 1e-3),
     "power": lambda ops: ops.power(10000.0, jnp.asarray(_X)),
     "rsqrt": lambda ops: ops.rsqrt(jnp.asarray(np.abs(_X))),
+    "exp": lambda ops: ops.exp(jnp.asarray(_X)),
     "cos": lambda ops: ops.cos(jnp.asarray(_X)),
     "sin": lambda ops: ops.sin(jnp.asarray(_X)),
     "silu": lambda ops: ops.silu(jnp.asarray(_X)),
@@ -162,6 +166,40 @@ class SiteTest(parameterized.TestCase):
 
 
 class SetTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      native_ops.NativeOperations(),
+      bound_ops.BoundOperations(),
+      *(
+          lib.operations(make(_ROUTER, _COMBINE))
+          for make in (decoder.portable, decoder.sequential)
+      ),
+  )
+  def test_a_set_has_every_operation_of_the_protocol(self, ops):
+    names = {n for n in vars(ops_lib.Operations) if not n.startswith("_")}
+    self.assertIn("simulate_quantization", names)
+    self.assertEmpty({n for n in names if not callable(getattr(ops, n, 0))})
+
+  @parameterized.parameters("e4m3", "e2m1")
+  def test_simulated_quantisation_is_the_same_in_every_set(self, code_format):
+    x = np.concatenate([_X, 100 * _X], -1)
+    expected = quantization_simulation.simulate_oracle(
+        x, code_format, _X.shape[-1]
+    )
+    for make in (decoder.native, decoder.portable, decoder.sequential):
+      ops = lib.operations(make(_ROUTER, _COMBINE))
+      bits.assert_same_bits(
+          ops.simulate_quantization(
+              jnp.asarray(x), code_format, _X.shape[-1]
+          ),
+          expected,
+      )
+    self.assertEqual(
+        bound_ops.BoundOperations()
+        .simulate_quantization(x, code_format, _X.shape[-1])
+        .tolist(),
+        np.zeros(x.shape).tolist(),
+    )
 
   @parameterized.parameters(
       (decoder.native, native_ops.NativeOperations),

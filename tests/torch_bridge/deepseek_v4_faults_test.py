@@ -21,7 +21,6 @@ from absl.testing import parameterized
 import jax.numpy as jnp
 import transformers
 
-from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import named_combines
 from moejax.modules.deepseek_v4 import attention
 from moejax.modules.deepseek_v4 import compressor

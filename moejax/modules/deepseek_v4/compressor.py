@@ -4,7 +4,9 @@ Each channel of an entry is a weighted mean over tokens, its weights a softmax
 of gate + position bias. In an HCA layer the tokens are those of one window of
 `rate` tokens; in a CSA layer the first half of the channels of the window
 before it, then the second half of its own. An entry is normalised and turned at
-the position of its window's first token.
+the position of its window's first token. Under compressor="float32" the
+projections, weights and sum stay in float32, and the sum is rounded to the
+model's dtype.
 
 Layer: modules. State: contracts/deepseek_v4_state.py.
 """
@@ -13,10 +15,13 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import deepseek_v4_state as state_lib
 from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
+from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import norm
+from moejax.modules.deepseek_v4 import quantize
 from moejax.modules.deepseek_v4 import state as rows_lib
 from moejax.modules.deepseek_v4 import turn
 from moejax.numerics import moves
@@ -26,14 +31,32 @@ class Compressor(nnx.Module):
   """Appends the entries of the windows that a step completes."""
 
   def __init__(
-      self, params: dict, epsilon: float, operations: ops_lib.Operations
+      self,
+      params: dict,
+      config: config_lib.DeepseekV4Config,
+      graph: contract_lib.DeepseekV4Graph,
+      indexes: bool,
+      operations: ops_lib.Operations,
   ):
+    """Takes the compressor's parameters.
+
+    Args:
+      params: Nested arrays.
+      config: The decoder.
+      graph: Its compressor, rotary_tables and quantization matter here.
+      indexes: Whether the entries are an indexer's keys.
+      operations: The arithmetic.
+    """
     self.kv_proj = nnx.Param(params["kv_proj"])
     self.gate_proj = nnx.Param(params["gate_proj"])
     self.position_bias = nnx.Param(params["position_bias"])
-    self.norm = norm.Norm(params["norm"], epsilon, operations)
+    self.norm = norm.Norm(params["norm"], config.norm_epsilon, operations)
     self.rate = params["position_bias"].shape[0]
     self.dim = params["norm"].shape[0]
+    self.rotary_dim = config.rotary_dim
+    self.row_dtype = rows_lib.row_dtype(config, graph)
+    self.graph = graph
+    self.indexes = indexes
     self.ops = operations
 
   def __call__(
@@ -45,10 +68,20 @@ class Compressor(nnx.Module):
       factor: float,
       tap: tap_lib.Tap,
   ) -> state_lib.CompressorState:
-    """Feeds [batch, token, embed]; returns the state with its new entries."""
+    """Feeds [batch, token, embed]; returns the state with its new entries.
+
+    Raises:
+      ValueError: the state's rows have another dtype than the graph gives them.
+    """
     ops, rate = self.ops, self.rate
-    kv = tap("kv_proj", ops.linear(x, self.kv_proj[...], "projection"))
-    gate = tap("gate_proj", ops.linear(x, self.gate_proj[...], "projection"))
+    if state.kv.dtype != self.row_dtype:
+      raise ValueError(
+          f"the state's rows are {state.kv.dtype}, but"
+          f" compressor={self.graph.compressor!r} keeps {self.row_dtype}: make"
+          " it by state.empty with the same graph."
+      )
+    kv = tap("kv_proj", self._project(x, self.kv_proj[...]))
+    gate = tap("gate_proj", self._project(x, self.gate_proj[...]))
     batch, tokens = x.shape[:2]
     first, last = cols.before // rate, cols.after // rate
     count = (tokens + rate - 1) // rate  # At most so many are completed.
@@ -77,16 +110,17 @@ class Compressor(nnx.Module):
           scores, state.previous_score, first, last
       )
       previous = previous_kv, previous_score
-    entry = self._pool(pool_kv, pool_scores, tap)
+    entry = self._pool(pool_kv, pool_scores, x.dtype, tap)
     cos, sin = turn.tables(
         frequencies,
         window * rate,
         factor,
-        x.dtype.name,
+        turn.table_dtype(self.graph, x.dtype),
         ops,
         tap.within("rotary"),
     )
     entry = turn.turn(entry, cos, sin, ops, tap.within("turn"))
+    entry = self._quantized(entry, tap)
     # An operation set may answer in another dtype, as error bounds do. Where
     # no window is complete, no other backend's value takes the answer's place.
     entry = entry.astype(state.entries.dtype)
@@ -108,6 +142,20 @@ class Compressor(nnx.Module):
         entries,
     )
 
+  def _project(self, x, weight):
+    ops = self.ops
+    if self.graph.compressor == "float32":
+      x, weight = (ops.cast(v, "float32") for v in (x, weight))
+    return ops.linear(x, weight, "projection")
+
+  def _quantized(self, entry, tap):
+    contract = self.graph.quantization
+    if self.indexes:
+      return quantize.index(entry, contract, self.ops, tap)
+    return quantize.entry(
+        entry, self.rotary_dim, contract, "quantized", self.ops, tap
+    )
+
   def _with_previous(self, own, previous, first, last):
     """Puts the earlier window's first half in front of the own second half.
 
@@ -122,7 +170,7 @@ class Compressor(nnx.Module):
     newest = moves.gather_rows(own, at)[:, 0]
     return pool, moves.where_rows(last > first, newest, previous)
 
-  def _pool(self, kv, scores, tap):
+  def _pool(self, kv, scores, dtype, tap):
     """R(sum R(kv * R(softmax(scores)))) over the tokens of a window."""
     ops = self.ops
 
@@ -135,4 +183,7 @@ class Compressor(nnx.Module):
       weights = tap("weights", ops.cast(weights, kv.dtype.name))
     products = tap("products", ops.multiply(kv, weights))
     pooled = ops.sum(last(products), "compressor_sum")[..., 0]
-    return self.norm(tap("pooled", pooled), tap.within("norm"))
+    pooled = tap("pooled", pooled)
+    if pooled.dtype != dtype:
+      pooled = tap("pooled_rounded", ops.cast(pooled, dtype.name))
+    return self.norm(pooled, tap.within("norm"))

@@ -23,6 +23,7 @@ from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import hyper
 from moejax.modules.deepseek_v4 import moe
 from moejax.modules.deepseek_v4 import norm
+from moejax.modules.deepseek_v4 import quantize
 from moejax.modules.deepseek_v4 import state as rows_lib
 from moejax.modules.deepseek_v4 import turn
 from moejax.numerics import expert_rows
@@ -32,17 +33,20 @@ class Layer(nnx.Module):
   """Attention, then the sparse layer, each inside a hyper-connection."""
 
   def __init__(self, params, config, contract, index, operations):
-    epsilon = config.norm_epsilon
+    epsilon, graph = config.norm_epsilon, contract.graph
     self.attention_hc = hyper.HyperConnection(
-        params["attention_hc"], config, operations
+        params["attention_hc"], config, graph, operations
     )
     self.input_norm = norm.Norm(params["input_norm"], epsilon, operations)
     self.attention = attention.Attention(
-        params["attention"], config, index, operations
+        params["attention"], config, index, graph, operations
     )
-    self.moe_hc = hyper.HyperConnection(params["moe_hc"], config, operations)
+    self.moe_hc = hyper.HyperConnection(
+        params["moe_hc"], config, graph, operations
+    )
     self.mlp_norm = norm.Norm(params["mlp_norm"], epsilon, operations)
     self.moe = moe.MoE(params["moe"], config, contract, index, operations)
+    self.precision = graph.hyper_mix
     self.ops = operations
 
   def __call__(self, streams, tokens, state, cols, rope, tap):
@@ -51,15 +55,18 @@ class Layer(nnx.Module):
     post, comb, x = self.attention_hc(streams, tap.within("attention_hc"))
     x = self.input_norm(x, tap.within("input_norm"))
     x, state = self.attention(x, state, cols, *rope, tap.within("attention"))
-    streams = hyper.mix(
-        post, comb, x, streams, ops, tap.within("attention_mix")
-    )
+
+    def mix(block, name):
+      return hyper.mix(
+          post, comb, block, streams, self.precision, ops, tap.within(name)
+      )
+
+    streams = mix(x, "attention_mix")
     streams = tap("streams_after_attention", streams)
     post, comb, x = self.moe_hc(streams, tap.within("moe_hc"))
     x = self.mlp_norm(x, tap.within("mlp_norm"))
     x = self.moe(x, tokens, cols.valid, tap.within("moe"))
-    streams = hyper.mix(post, comb, x, streams, ops, tap.within("moe_mix"))
-    return tap("streams", streams), state
+    return tap("streams", mix(x, "moe_mix")), state
 
 
 class Decoder(nnx.Module):
@@ -72,14 +79,24 @@ class Decoder(nnx.Module):
       contract: contract_lib.DeepseekV4Contract,
       operations: ops_lib.Operations,
   ):
-    """Builds a decoder over the nested arrays of `parameters.leaves`."""
+    """Builds a decoder over the nested arrays of `parameters.leaves`.
+
+    Raises:
+      ValueError: the combine ends in another dtype than the config's, or a
+        width does not fit what the contract quantises.
+      NotImplementedError: the contract asks for what is not covered.
+    """
+    quantize.check(config, contract.graph.quantization)
     self.config = config
+    self.graph = contract.graph
     self.embedding = nnx.Param(params["embedding"])
     self.layers = nnx.List([
         Layer(params["layers"][i], config, contract, i, operations)
         for i in range(config.num_layers)
     ])
-    self.head_hc = hyper.HyperHead(params["head_hc"], config, operations)
+    self.head_hc = hyper.HyperHead(
+        params["head_hc"], config, contract.graph, operations
+    )
     self.final_norm = norm.Norm(
         params["final_norm"], config.norm_epsilon, operations
     )
@@ -111,7 +128,7 @@ class Decoder(nnx.Module):
     tap("positions", cols.position)
     x = tap("embed", expert_rows.take_rows(self.embedding[...], tokens))
     rope = {
-        name: self._rope(name, cols, x.dtype.name, tap.within(f"rotary.{name}"))
+        name: self._rope(name, cols, x.dtype, tap.within(f"rotary.{name}"))
         for name in ("main", "compress")
     }
     streams = jnp.repeat(x[:, :, None], config.streams, axis=2)
@@ -129,7 +146,10 @@ class Decoder(nnx.Module):
       layers.append(after)
     x = self.head_hc(streams, tap.within("head_hc"))
     x = self.final_norm(x, tap.within("final_norm"))
-    logits = tap("logits", ops.linear(x, self.lm_head[...], "lm_head"))
+    weight = self.lm_head[...]
+    if self.graph.logits == "float32":
+      x, weight = (ops.cast(v, "float32") for v in (x, weight))
+    logits = tap("logits", ops.linear(x, weight, "lm_head"))
     return logits, state_lib.DeepseekV4State(tuple(layers), cols.after)
 
   def _rope(self, name, cols, dtype, tap):
@@ -144,6 +164,11 @@ class Decoder(nnx.Module):
     frequencies = tap("inverse_frequencies", frequencies)
     factor = rotary.attention_factor(scaling)
     cos, sin = turn.tables(
-        frequencies, cols.position, factor, dtype, self.ops, tap
+        frequencies,
+        cols.position,
+        factor,
+        turn.table_dtype(self.graph, dtype),
+        self.ops,
+        tap,
     )
     return cos, sin, frequencies, factor

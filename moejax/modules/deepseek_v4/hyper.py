@@ -7,9 +7,10 @@ the block:
 
   stream_j = R(R(post_j * y) + R(sum_i comb[i, j] * stream_i))
 
-with post and comb rounded to the model's dtype first.
+with post and comb rounded to the model's dtype first. Under hyper_mix="float32"
+all but the last R are to float32, and so is each comb[i, j] * stream_i.
 
-Layer: modules.
+Layer: modules. Contract: contracts/deepseek_v4.py.
 """
 
 from flax import nnx
@@ -22,25 +23,31 @@ from moejax.modules.deepseek_v4 import norm
 
 
 class _Weights(nnx.Module):
-  """Streams to mixes: R(fn . bare_norm(streams)) in float32."""
+  """Streams to mixes in float32.
 
-  def __init__(self, params, config, operations):
+  R(fn . bare_norm(streams)), or under hyper_scale="mixes"
+  R(R(fn . streams) * R(1 / sqrt(mean(streams^2) + epsilon))).
+  """
+
+  def __init__(self, params, config, graph, operations):
     self.fn = nnx.Param(params["fn"])
     self.base = nnx.Param(params["base"])
     self.scale = nnx.Param(params["scale"])
     self.config = config
+    self.graph = graph
     self.ops = operations
 
   def mixes(self, streams, tap):
     """[batch, token, stream, embed] to [batch, token, mix] float32."""
     flat = self.ops.cast(streams.reshape(*streams.shape[:2], -1), "float32")
-    flat = norm.bare_norm(
-        flat,
-        self.config.norm_epsilon,
-        "hyper_norm_mean",
-        self.ops,
-        tap.within("norm"),
-    )
+    site, epsilon = "hyper_norm_mean", self.config.norm_epsilon
+    inner = tap.within("norm")
+    if self.graph.hyper_scale == "mixes":
+      root = norm.reciprocal_root(flat, epsilon, site, self.ops, inner)
+      mixes = self.ops.linear(flat, self.fn[...], "hyper_projection")
+      mixes = self.ops.multiply(tap("projected", mixes), root)
+      return tap("mixes", mixes)
+    flat = norm.bare_norm(flat, epsilon, site, self.ops, inner)
     mixes = self.ops.linear(flat, self.fn[...], "hyper_projection")
     return tap("mixes", mixes)
 
@@ -116,11 +123,30 @@ def mix(
     comb: jax.Array,
     block: jax.Array,
     streams: jax.Array,
+    precision: str,
     ops: ops_lib.Operations,
     tap: tap_lib.Tap,
 ) -> jax.Array:
-  """The new streams behind a block; see the top of this file."""
+  """The new streams behind a block; see the top of this file.
+
+  Args:
+    post: [batch, token, stream] float32.
+    comb: [batch, token, stream, stream_out] float32.
+    block: [batch, token, embed], what the block returned.
+    streams: [batch, token, stream, embed], what stood in front of it.
+    precision: "model" or "float32".
+    ops: The arithmetic.
+    tap: Sees every step.
+  """
   dtype = streams.dtype
+  if precision == "float32":
+    block, wide = (ops.cast(x, "float32") for x in (block, streams))
+    expanded = ops.multiply(post[..., None], block[..., None, :])
+    expanded = tap("expanded", expanded)
+    weighted = ops.multiply(comb[..., None], wide[..., None, :])
+    weighted = jnp.moveaxis(tap("weighted", weighted), -3, -1)
+    mixed = tap("mixed", ops.sum(weighted, "hyper_mix")[..., 0])
+    return ops.cast(tap("summed", ops.add(expanded, mixed)), dtype.name)
   if dtype != post.dtype:
     post = tap("post", ops.cast(post, dtype.name))
   expanded = ops.multiply(post[..., None], block[..., None, :])

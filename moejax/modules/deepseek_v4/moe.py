@@ -14,21 +14,19 @@ from moejax.contracts import ops as ops_lib
 from moejax.modules import experts as experts_lib
 from moejax.modules import tap as tap_lib
 from moejax.modules.deepseek_v4 import config as config_lib
+from moejax.modules.deepseek_v4 import quantize
 from moejax.numerics import moves
 from moejax.numerics import router as router_lib
-
-# Added to the sum of a route's gates.
-_TINY = 1e-20
-
 
 class Router(nnx.Module):
   """sqrt(softplus(logits)); a bias selects and takes no part in the gates."""
 
-  def __init__(self, params, contract, operations):
+  def __init__(self, params, contract, gate_epsilon, operations):
     self.weight = nnx.Param(params["router"])
     self.table = params["table"] if "table" in params else None
     self.bias = nnx.Param(params["bias"]) if "bias" in params else None
     self.contract = contract
+    self.gate_epsilon = gate_epsilon
     self.ops = operations
 
   def __call__(
@@ -52,29 +50,46 @@ class Router(nnx.Module):
     ids = tap("ids", ids)
     gates = moves.gather_rows(scores, ids)
     total = tap("gate_sum", ops.sum(gates, "router_normalization"))
-    total = tap("gate_sum_shifted", ops.add_scalar(total, _TINY))
+    if self.gate_epsilon:
+      total = ops.add_scalar(total, self.gate_epsilon)
+      total = tap("gate_sum_shifted", total)
     gates = tap("normalized", ops.divide(gates, total))
     gates = tap("gates", ops.scale(gates, contract.scale))
     return router_lib.Route(ids, ops.cast(gates, contract.gate_dtype))
 
 
 class SharedExpert(nnx.Module):
-  """down(R(silu(min(gate, c)) * clamp(up, -c, c))) on [token, embed]."""
+  """down(R(R(silu(min(gate, c))) * clamp(up, -c, c))) on [token, embed].
 
-  def __init__(self, params, limit, operations):
+  Under expert_activation="float32" the inner R is to float32, and the product
+  is rounded to float32 and then to the model's dtype.
+  """
+
+  def __init__(self, params, limit, graph, operations):
     self.gate_proj = nnx.Param(params["gate_proj"])
     self.up_proj = nnx.Param(params["up_proj"])
     self.down_proj = nnx.Param(params["down_proj"])
     self.limit = limit
+    self.graph = graph
     self.ops = operations
 
   def __call__(self, x: jax.Array, tap: tap_lib.Tap) -> jax.Array:
     ops, limit = self.ops, self.limit
+    quantization = self.graph.quantization
+    x = quantize.activation(x, quantization, "input_quantized", ops, tap)
     gate = tap("gate_proj", ops.linear(x, self.gate_proj[...], "projection"))
     up = tap("up_proj", ops.linear(x, self.up_proj[...], "projection"))
+    if self.graph.expert_activation == "float32":
+      gate, up = (ops.cast(v, "float32") for v in (gate, up))
     gate = tap("silu", ops.silu(moves.clamp(gate, None, limit)))
     product = ops.multiply(gate, moves.clamp(up, -limit, limit))
     product = tap("activation", product)
+    if product.dtype != x.dtype:
+      product = ops.cast(product, x.dtype.name)
+      product = tap("activation_rounded", product)
+    product = quantize.activation(
+        product, quantization, "activation_quantized", ops, tap
+    )
     return tap(
         "down_proj", ops.linear(product, self.down_proj[...], "projection")
     )
@@ -95,16 +110,32 @@ class MoE(nnx.Module):
       layer: int,
       operations: ops_lib.Operations,
   ):
-    combine = contract.combine
+    combine, graph = contract.combine, contract.graph
     self.output = combine.output
+    if combine.output != config.dtype:
+      raise ValueError(
+          f"combine {combine.name!r} has output={combine.output!r}, but the"
+          f" decoder is {config.dtype}: see named_combines.at_dtype."
+      )
     if not combine.round_before_shared:
       combine = dataclasses.replace(combine, output=combine.accumulator)
-    self.router = Router(params, contract.router, operations)
+    self.router = Router(
+        params, contract.router, graph.gate_epsilon, operations
+    )
+    quantization = graph.quantization
     self.experts = experts_lib.Experts(
-        params, combine, layer, operations, limit=config.swiglu_limit
+        params,
+        combine,
+        layer,
+        operations,
+        limit=config.swiglu_limit,
+        wide=graph.expert_activation == "float32",
+        block=quantization.activation_block
+        if quantization.activations
+        else None,
     )
     self.shared = SharedExpert(
-        params["shared"], config.swiglu_limit, operations
+        params["shared"], config.swiglu_limit, graph, operations
     )
     self.num_experts = config.num_experts
     self.ops = operations

@@ -10,23 +10,36 @@ from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
 
 
-def bare_norm(
+def reciprocal_root(
     x: jax.Array,
     epsilon: float,
     site: str,
     ops: ops_lib.Operations,
     tap: tap_lib.Tap,
 ) -> jax.Array:
-  """R(x * R(1 / sqrt(mean(x^2) + epsilon))) over the last axis, no weight.
-
-  Square, mean, + epsilon and reciprocal root in float32; the factor is rounded
-  to the dtype of x before it multiplies.
-  """
-  wide = ops.cast(x, "float32")
-  square = tap("square", ops.multiply(wide, wide))
+  """R(1 / sqrt(R(R(mean of R(x^2)) + epsilon))) [..., 1], in x's dtype."""
+  square = tap("square", ops.multiply(x, x))
   mean = tap("mean", ops.mean(square, site))
   shifted = tap("plus_epsilon", ops.add_scalar(mean, epsilon))
-  factor = tap("rsqrt", ops.rsqrt(shifted))
+  return tap("rsqrt", ops.rsqrt(shifted))
+
+
+def bare_norm(
+    x: jax.Array,
+    epsilon: float,
+    site: str,
+    ops: ops_lib.Operations,
+    tap: tap_lib.Tap,
+    precision: str = "float32",
+) -> jax.Array:
+  """R(x * R(1 / sqrt(mean(x^2) + epsilon))) over the last axis, no weight.
+
+  Square, mean, + epsilon and reciprocal root in float32, the factor rounded to
+  the dtype of x before it multiplies; or, with precision "model", each of them
+  in the dtype of x.
+  """
+  wide = ops.cast(x, "float32") if precision == "float32" else x
+  factor = reciprocal_root(wide, epsilon, site, ops, tap)
   if x.dtype != wide.dtype:
     factor = tap("rounded", ops.cast(factor, x.dtype.name))
   return tap("output", ops.multiply(x, factor))
@@ -50,10 +63,7 @@ class Norm(nnx.Module):
     """Normalises [..., width]; one rounding a line."""
     ops = self.ops
     wide = ops.cast(x, "float32")
-    square = tap("square", ops.multiply(wide, wide))
-    mean = tap("mean", ops.mean(square, "norm_mean"))
-    shifted = tap("plus_epsilon", ops.add_scalar(mean, self.epsilon))
-    root = tap("rsqrt", ops.rsqrt(shifted))
+    root = reciprocal_root(wide, self.epsilon, "norm_mean", ops, tap)
     normal = tap("normalized", ops.multiply(wide, root))
     out = tap("weighted", ops.multiply(self.weight[...], normal))
     if x.dtype != wide.dtype:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import deepseek_v4_state as state_lib
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.numerics import moves
@@ -83,19 +84,29 @@ def ring(old: jax.Array, new: jax.Array, cols: Columns) -> jax.Array:
   return rows_at(old, row, new, wanted, cols)
 
 
+def row_dtype(
+    config: config_lib.DeepseekV4Config, graph: contract_lib.DeepseekV4Graph
+) -> str:
+  """The dtype of a compressor's rows: that in which the graph computes them."""
+  return config.dtype if graph.compressor == "model" else "float32"
+
+
 def empty(
-    config: config_lib.DeepseekV4Config, batch: int, capacity: int
+    config: config_lib.DeepseekV4Config,
+    batch: int,
+    capacity: int,
+    graph: contract_lib.DeepseekV4Graph = contract_lib.TRANSFORMERS,
 ) -> state_lib.DeepseekV4State:
   """Returns a state that has seen nothing, for `capacity` tokens."""
-  dtype = config.dtype
+  dtype, rows_of = config.dtype, row_dtype(config, graph)
 
   def compressor(rate, series, dim):
-    rows = jnp.zeros((batch, rate, series * dim), dtype)
+    rows = jnp.zeros((batch, rate, series * dim), rows_of)
     # Minus infinity marks a row that was never written; it weighs nothing.
     unwritten = jnp.full(rows.shape, -jnp.inf, jnp.float32)
     return state_lib.CompressorState(
         kv=rows,
-        gate=unwritten.astype(dtype),
+        gate=unwritten.astype(rows_of),
         previous_kv=rows if series == 2 else None,
         previous_score=unwritten if series == 2 else None,
         entries=jnp.zeros((batch, -(-capacity // rate), dim), dtype),

@@ -9,10 +9,19 @@ Layer: modules.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
 from moejax.numerics import moves
+
+
+def table_dtype(
+    graph: contract_lib.DeepseekV4Graph, dtype: np.dtype
+) -> str:
+  """The dtype of cos and sin in a model of a dtype."""
+  return dtype.name if graph.rotary_tables == "model" else "float32"
 
 
 def tables(

@@ -26,6 +26,7 @@ from moejax.numerics.portable import certificate as certificate_lib
 from moejax.numerics.portable import error_bounds
 from moejax.numerics.portable import exact
 from moejax.numerics.portable import portable_oracle
+from moejax.numerics import quantization_simulation
 from moejax.numerics import rounding
 from moejax.numerics import sinkhorn
 
@@ -185,6 +186,11 @@ class PortableOperations:
 
   def sqrt(self, x):
     return self._unary("sqrt", x)
+
+  def simulate_quantization(self, x, code_format, block):
+    out = quantization_simulation.simulate(x, code_format, block)
+    self.certificate.note("simulate_quantization", out.size)
+    return out
 
   def mean(self, x, site):
     del site

@@ -27,12 +27,13 @@ class DeepseekV4Layout:
 
   def __init__(self, decoder: decoder_lib.Decoder, capacity: int):
     self._config = decoder.config
+    self._graph = decoder.graph
     self._capacity = capacity
     self._biases = position_biases(decoder)
 
   def empty(self, batch: int) -> state_lib.DeepseekV4State:
     """Buffers for `capacity` tokens."""
-    return rows_lib.empty(self._config, batch, self._capacity)
+    return rows_lib.empty(self._config, batch, self._capacity, self._graph)
 
   def region(self, name: str, place: place_lib.Place) -> Region | None:
     """See `region`; None for what belongs to the model, such as a table."""

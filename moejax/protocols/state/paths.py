@@ -46,7 +46,7 @@ def feed(
     raise refusal.HarnessError(
         f"a chunk of {max(chunks)} tokens does not fit {width} columns."
     )
-  state = rows_lib.empty(decoder.config, 1, len(tokens))
+  state = rows_lib.empty(decoder.config, 1, len(tokens), decoder.graph)
   start = 0
   for size in chunks:
     padding = 0 if width is None else width - size

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from moejax.contracts import deepseek_v4
 from moejax.contracts import deepseek_v4_state as contract
 from moejax.contracts import document
 from moejax.contracts import refusal
 from moejax.modules.deepseek_v4 import config as config_lib
+from moejax.modules.deepseek_v4 import state as rows_lib
 from moejax.numerics import formats
 from moejax.protocols.state import layout as layout_lib
 from moejax.protocols.state import persistent_state
@@ -126,25 +128,29 @@ def restore(
     state: persistent_state.PersistentState,
     parameters: Mapping[str, Any],
     capacity: int,
+    graph: deepseek_v4.DeepseekV4Graph = deepseek_v4.TRANSFORMERS,
 ) -> contract.DeepseekV4State:
   """Returns the working state, with a batch of one, that a state describes.
 
   A decoder that goes on from it computes what it would have computed from the
-  original: kv and entries are narrowed exactly to the config's dtype, and each
-  gate gives its score again when the bias is added. Rows that the layout does
-  not hold are 0 and, in previous scores, minus infinity.
+  original: entries are narrowed exactly to the config's dtype, kv to that of
+  the graph's compressors, and each gate gives its score again when the bias is
+  added. Rows that the layout does not hold are 0 and, in previous scores, minus
+  infinity.
 
   Args:
     state: In any layout.
     parameters: {parameter path: array} with every `position_bias`, float32.
     capacity: Rows of the buffers of entries.
+    graph: Of the decoder; its compressor matters here.
 
   Raises:
-    HarnessError: a value is not one of the config's dtype, no gate gives a
+    HarnessError: a value is not one of its dtype, no gate gives a
       score, a bias is missing, or the capacity is below the entries.
   """
   c, length = state.config, state.identity.length
   dtype = formats.of(c.dtype).numpy
+  row_dtype = formats.of(rows_lib.row_dtype(c, graph)).numpy
   raw = {
       part.name: np.full(part.shape, _FILL.get(part.array, 0.0), np.float32)
       for part in layout_lib.parts(c, length, layout_lib.RAW)
@@ -158,7 +164,7 @@ def restore(
   def compressor(layer, component):
     at = f"layers.{layer}.{component}"
     rate = c.rate(layer)
-    kv = _narrow(f"{at}.kv", raw[f"{at}.kv"], dtype)
+    kv = _narrow(f"{at}.kv", raw[f"{at}.kv"], row_dtype)
     score = raw[f"{at}.score"]
     split = len(kv) - rate
     bias = _bias(parameters, layer, component, (rate, kv.shape[1]))
@@ -171,7 +177,11 @@ def restore(
     entries = np.zeros((1, capacity, raw[keys].shape[1]), dtype)
     entries[0, : len(raw[keys])] = _narrow(keys, raw[keys], dtype)
     gate = _gate(
-        f"{at}.score", score[split:], bias, dtype, held[f"{at}.score"][split:]
+        f"{at}.score",
+        score[split:],
+        bias,
+        row_dtype,
+        held[f"{at}.score"][split:],
     )
     return contract.CompressorState(
         kv=kv[None, split:],
