@@ -65,7 +65,9 @@ def call(
   )(*operands)
 
 
-def check_device(config: LaunchConfig, capabilities: Sequence[str] = ()) -> None:
+def check_device(
+    config: LaunchConfig, capabilities: Sequence[str] = ()
+) -> None:
   """Checks that the default device can run the kernels.
 
   Args:

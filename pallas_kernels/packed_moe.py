@@ -70,17 +70,22 @@ def run(
   _check(x, gates, w13, w2, blocks, contract, config)
   launch.check_device(config, _CAPABILITIES["hopper"])
   table = silu_and_mul.silu_words(contract)
-  work13 = work_list.work_list(blocks, w13.n, w13.k, top_k, contract.w13)
-  work2 = work_list.work_list(blocks, w2.n, w2.k, 1, contract.w2)
+  padded = launch.padded(tokens, 16)
+  work13, work2 = (
+      work_list.work_list(
+          blocks, weight.n, weight.k, per_row, part, padded * top_k
+      )
+      for weight, per_row, part in (
+          (w13, top_k, contract.w13), (w2, 1, contract.w2)
+      )
+  )
   for work, part in ((work13, contract.w13), (work2, contract.w2)):
     rows = work.block_rows.shape[1]
     launch.check_size("partials", (len(work.pieces), rows, part.thread_n))
-  padded = launch.padded(tokens, 16)
   words = _surfaces(
       half_words.to_words(_pad(x, padded)),
       jnp.asarray(_pad(gates, padded)),
-      w13, w2, _routes(work13, padded * top_k), _routes(work2, padded * top_k),
-      table, jnp.zeros(1, jnp.uint32),
+      w13, w2, work13, work2, table, jnp.zeros(1, jnp.uint32),
       contract=contract, config=config,
   )
   rows = (gates.size, gates.size, gates.size, tokens)
@@ -116,14 +121,6 @@ def _surfaces(
 def _pad(array: np.ndarray, length: int) -> np.ndarray:
   rest = np.zeros((length - len(array), *array.shape[1:]), array.dtype)
   return np.concatenate([array, rest])
-
-
-def _routes(work: work_list.WorkList, length: int) -> work_list.WorkList:
-  """The work with places for as many routes; the added ones are in no block."""
-  places = np.full(length, -1, np.int32)
-  count = min(length, len(work.places))
-  places[:count] = work.places[:count]
-  return work._replace(places=places)
 
 
 def _check(x, gates, w13, w2, blocks, contract, config) -> None:

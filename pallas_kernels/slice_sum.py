@@ -3,8 +3,8 @@
 Each output element has a chain of its own, over the pieces of its tile in the
 contract's order, so no order is left to chance:
 
-  highest_k_first:  acc = P_last;  for p = last - 1 .. 0: acc = R_FP32(P_p + acc)
-  lowest_k_first:   acc = P_0;     for p = 1 .. last:     acc = R_FP32(P_p + acc)
+  highest_k_first: acc = P_last; for p = last - 1 .. 0: acc = R_FP32(P_p + acc)
+  lowest_k_first:  acc = P_0; for p = 1 .. last: acc = R_FP32(P_p + acc)
   y = R_16(acc), and for gate_site "after_rounding": R_16(y * R_16(gate))
 
 Routes fetch their tile's pieces; nothing is scattered, so every row of the

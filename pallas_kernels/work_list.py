@@ -32,7 +32,8 @@ class WorkList(NamedTuple):
     block_experts: [block] int32.
     block_rows: [block, row] int32: the row of x that a route reads. The row
       axis is a power of two; rows without a route repeat row 0 of x.
-    places: [route] int32: block * rows + row of the route, or -1.
+    places: [route] int32: block * rows + row of the route, or -1 for a route
+      in no block; padding routes are in none.
   """
 
   pieces: np.ndarray
@@ -48,6 +49,7 @@ def work_list(
     k: int,
     per_row: int,
     contract: packed_gemm.PackedGemmContract,
+    num_places: int,
 ) -> WorkList:
   """Returns the work of a GEMM, padded.
 
@@ -57,6 +59,7 @@ def work_list(
     k: Rows of the weight.
     per_row: Routes that read the same row of x: top_k (W13) or 1 (W2).
     contract: What the planner needs.
+    num_places: Routes of the output; at least those of the plan.
 
   Raises:
     ValueError: a size does not divide.
@@ -80,7 +83,7 @@ def work_list(
   routes = np.full((num_blocks, rows), blocks.num_routes, np.int64)
   routes[: blocks.num_blocks, : blocks.block_rows] = blocks.sorted_routes
   valid = routes < blocks.num_routes
-  places = np.full(launch.padded(blocks.num_routes, 16), -1, np.int32)
+  places = np.full(num_places, -1, np.int32)
   places[routes[valid]] = np.flatnonzero(valid)
   block_rows = np.where(valid, routes // per_row, 0).astype(np.int32)
   return WorkList(pieces, tiles, experts, block_rows, places)
