@@ -1,13 +1,13 @@
 """The split-K packed-AWQ expert GEMM, first of two steps: one program a piece.
 
 A piece is a run of K-tiles of one output tile (`work_list.py`). Its program
-dequantizes sixteen rows of the weight at a time and feeds them to the tensor
-core, each K-stream to its own accumulator, and stores the merged streams:
+dequantizes the rows of one K-stream at a time and feeds them to the tensor
+core, each stream to its own accumulator, and stores the merged streams:
 
   for each K-tile t of the piece, ascending:
-    for each k16 step s of the tile, ascending:       stream v = s div 2
-      w   = R_16((code - zero) * scale)               [16, column]
-      c_v = mma16(c_v, w, x)                          [column, row], from +0
+    for each stream v:                              32 rows, two k16 steps
+      w   = R_16((code - zero) * scale)             [32, column]
+      c_v = mma16(mma16(c_v, w, x), w, x)           [column, row], from +0
   partials[piece] = the streams as `stream_merge` nests them, in float32
 
 No program waits for another and none adds to what another wrote. The second
@@ -76,7 +76,7 @@ def _kernel(
     experts_ref,  # [block]
     rows_ref,  # [block, row]
     x_ref,  # [x row, k]
-    words_ref,  # [expert, k / 64, 16, n]
+    codes_ref,  # [expert, k / 64, 32, n]
     zeros_ref,  # [expert, group, n]
     scales_ref,  # [expert, group, n]
     partials_ref,  # [piece, row, thread_n]
@@ -91,48 +91,54 @@ def _kernel(
   within = part * tile_n
   columns = pl.ds(n_tile * contract.thread_n + within, tile_n)
   rows = rows_ref[block, :]
-  num_words = contract.thread_k // packed_weight.TILE_ROWS
+  num_bytes = contract.thread_k // packed_weight.TILE_ROWS
+  # A K-tile starts at a group, or lies in one.
+  group_rows = min(contract.group_size, contract.thread_k)
 
-  def tile(number, streams):
-    streams = list(streams)
-    for j in range(num_words):
-      tile64 = (k_start + number) * num_words + j
-      words = words_ref[expert, tile64, :, columns].astype(_INT)
-      for i in range(packed_weight.STEPS):
-        k = tile64 * packed_weight.TILE_ROWS + i * packed_weight.STEP_ROWS
-        group = k // contract.group_size
-        w = _dequantize(
-            (words >> (4 * i)) & 15,
-            zeros_ref[expert, group, columns],
-            scales_ref[expert, group, columns],
-            contract.dtype,
-        )
-        stream = (j * packed_weight.STEPS + i) // 2
-        streams[stream] = take.mma(
-            streams[stream], w, _x_step(x_ref, rows, k, contract.dtype),
-            contract.mma,
-        )
-    return tuple(streams)
+  def tile_codes(number):
+    first = (k_start + number) * num_bytes
+    return tuple(
+        codes_ref[expert, first + j, :, columns] for j in range(num_bytes)
+    )
+
+  def tile(number, carried):
+    streams, codes = list(carried[0]), carried[1]
+    # Fetched one tile ahead; behind the last, the last once more.
+    ahead = tile_codes(jnp.minimum(number + 1, k_len - 1))
+    k = (k_start + number) * contract.thread_k
+    scales = []
+    for offset in range(0, contract.thread_k, group_rows):
+      group = (k + offset) // contract.group_size
+      scales.append((
+          zeros_ref[expert, group, columns], scales_ref[expert, group, columns]
+      ))
+    for v in range(contract.num_streams):
+      offset = v * packed_gemm.STREAM_ROWS
+      code = codes[v // 2] & 15 if v % 2 == 0 else codes[v // 2] >> 4
+      w = _dequantize(code, *scales[offset // group_rows], contract.dtype)
+      x = _stream_of_x(x_ref, rows, k + offset, contract.dtype)
+      streams[v] = take.mma(streams[v], w, x, contract.mma)
+    return tuple(streams), ahead
 
   zero = jnp.zeros((tile_n, rows.shape[0]), jnp.float32)
-  streams = lax.fori_loop(
-      _INT(0), k_len, tile, (zero,) * contract.num_streams
+  streams, _ = lax.fori_loop(
+      _INT(0), k_len, tile, ((zero,) * contract.num_streams, tile_codes(0))
   )
   partial = gemm.merge_streams(streams, contract.stream_merge)
   partials_ref[piece, :, pl.ds(within, tile_n)] = partial.T
 
 
 def _dequantize(codes, zeros, scales, dtype):
-  """R_16((code - zero) * scale): [16, column]; exact before the rounding."""
-  difference = codes - zeros.astype(_INT)[None, :]
+  """R_16((code - zero) * scale): [32, column]; exact before the rounding."""
+  difference = codes.astype(_INT) - zeros.astype(_INT)[None, :]
   scales = half_words.widen(scales, dtype)[None, :]
   product = difference.astype(jnp.float32) * scales
   return product.astype(formats.of(dtype).numpy)
 
 
-def _x_step(x_ref, rows, k, dtype):
-  """The sixteen activations of a step: [16, row]."""
-  shape = (packed_weight.STEP_ROWS, rows.shape[0])
-  steps_k = lax.broadcasted_iota(_INT, shape, 0) + k
+def _stream_of_x(x_ref, rows, k, dtype):
+  """The activations of 32 rows of the weight: [32, row]."""
+  shape = (packed_gemm.STREAM_ROWS, rows.shape[0])
+  ks = lax.broadcasted_iota(_INT, shape, 0) + k
   rows = lax.broadcast_in_dim(rows, shape, (1,))
-  return half_words.from_words(x_ref[rows, steps_k], dtype)
+  return half_words.from_words(x_ref[rows, ks], dtype)

@@ -141,7 +141,7 @@ def _check(x, gates, w13, w2, blocks, contract, config) -> None:
     raise ValueError(
         f"x {x.shape} does not fit W13 {sizes[:2]} and W2 {sizes[2:]}."
     )
-  experts = {len(weight.words) for weight in (w13, w2)}
+  experts = {len(weight.codes) for weight in (w13, w2)}
   if len(experts) != 1 or (
       blocks.num_blocks and blocks.block_experts.max() >= min(experts)
   ):

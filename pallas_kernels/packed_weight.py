@@ -1,11 +1,12 @@
 """A packed weight as the kernels read it.
 
-AWQ packs eight columns in a word, which a tensor core's k16 step cannot use.
-Here a uint16 word holds four codes of one column, one for each of four
-consecutive k16 steps, so that the same shift of sixteen words makes the sixteen
-rows of one step:
+AWQ packs eight columns in a word, which a tensor core cannot use: its operand
+is sixteen rows of one column. Here a byte holds two codes of one column, of the
+same place in two neighbouring K-streams, so that one mask or one shift of 32
+rows of bytes makes the 32 rows that a stream owns in a K-tile:
 
-  word [tile64, j, column], bits 4 i to 4 i + 3: row 64 * tile64 + 16 * i + j
+  byte [tile64, j, column]   low nibble:  row 64 * tile64 + j
+                             high nibble: row 64 * tile64 + 32 + j
 
 The layout has no part in the numerics.
 
@@ -19,38 +20,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.contracts import packed_gemm
 from moejax.contracts import refusal
 from moejax.numerics import formats
 from moejax.numerics.packed import awq_format
 from pallas_kernels import launch
 
 TILE_ROWS = 64
-STEP_ROWS = 16
-STEPS = TILE_ROWS // STEP_ROWS  # k16 steps of one word.
 
 
 class PackedWeight(NamedTuple):
   """The weights of all experts of one projection.
 
   Attributes:
-    words: [expert, k / 64, 16, n] uint16, four codes each.
+    codes: [expert, k / 64, 32, n] uint8, two codes each.
     zeros: [expert, group, n] uint8.
     scales: [expert, group, n] uint16, the bits of R_16(scale).
   """
 
-  words: jax.Array
+  codes: jax.Array
   zeros: jax.Array
   scales: jax.Array
 
   @property
   def k(self) -> int:
     """Rows."""
-    return self.words.shape[1] * TILE_ROWS
+    return self.codes.shape[1] * TILE_ROWS
 
   @property
   def n(self) -> int:
     """Columns."""
-    return self.words.shape[-1]
+    return self.codes.shape[-1]
 
   @property
   def group_size(self) -> int:
@@ -61,7 +61,7 @@ class PackedWeight(NamedTuple):
 def pack(
     operand: awq_format.PackedOperand, dtype: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns (words, zeros, scales) of one expert.
+  """Returns (codes, zeros, scales) of one expert.
 
   Args:
     operand: [k, n].
@@ -76,12 +76,11 @@ def pack(
         f"a weight of k={k}, n={n} is not made of {TILE_ROWS} rows by"
         f" {TILE_ROWS}."
     )
-  steps = operand.codes.reshape(-1, STEPS, STEP_ROWS, n).astype(np.uint16)
-  shifts = np.arange(0, 16, 4, dtype=np.uint16)[:, None, None]
-  words = np.bitwise_or.reduce(steps << shifts, axis=1)
+  rows = packed_gemm.STREAM_ROWS
+  low, high = operand.codes.reshape(-1, 2, rows, n).swapaxes(0, 1)
   with np.errstate(over="ignore"):
     scales = operand.scales.astype(np.float32).astype(formats.of(dtype).numpy)
-  return words, operand.zeros, scales.view(np.uint16)
+  return low | high << 4, operand.zeros, scales.view(np.uint16)
 
 
 def stack(parts: Sequence[tuple]) -> PackedWeight:

@@ -28,7 +28,8 @@ class Steps(NamedTuple):
   """The steps.
 
   Attributes:
-    mma: (c [m, n] float32, a [16, m], b [16, n], Mma16Contract) to c + a^T b.
+    mma: (c [m, n] float32, a [k, m], b [k, n], Mma16Contract) to c + a^T b, as
+      a chain of k16 steps in ascending k.
     fma: (a, b, c) float32 to R_FP32(a * b + c).
   """
 
@@ -56,7 +57,7 @@ def check_mma(contract: packed_gemm.Mma16Contract, interpret: bool) -> None:
 
 
 def _device_mma(c, a, b, contract):
-  """One dot of K = 16; Triton makes its accumulator of the addition."""
+  """One dot; Triton makes its accumulator of the addition."""
   del contract  # `check_mma` has compared it.
   return c + lax.dot_general(
       a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
@@ -89,8 +90,14 @@ def _emulated_fma(a, b, c):
   return rounding.pack(rounding.round_value(total, "float32"), "float32")
 
 
+def _emulated_mma(c, a, b, contract):
+  for k in range(0, len(a), 16):
+    c = mma16_twin.step(c, a[k : k + 16], b[k : k + 16], contract)
+  return c
+
+
 DEVICE = Steps(_device_mma, _device_fma)
-EMULATED = Steps(mma16_twin.step, _emulated_fma)
+EMULATED = Steps(_emulated_mma, _emulated_fma)
 
 
 def of(interpret: bool) -> Steps:
