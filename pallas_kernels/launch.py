@@ -31,8 +31,8 @@ class LaunchConfig:
       core's step and the fused multiply-add computed exactly (`steps.py`).
   """
 
-  num_warps: int = 4
-  num_stages: int = 2
+  num_warps: int = 2
+  num_stages: int = 1
   tile_n: int = 64
   interpret: bool = False
 

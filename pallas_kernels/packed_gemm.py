@@ -95,34 +95,43 @@ def _kernel(
   # A K-tile starts at a group, or lies in one.
   group_rows = min(contract.group_size, contract.thread_k)
 
-  def tile_codes(number):
-    first = (k_start + number) * num_bytes
-    return tuple(
-        codes_ref[expert, first + j, :, columns] for j in range(num_bytes)
-    )
+  def fetch(number):
+    """What a K-tile needs: codes, (zeros, scales), activations."""
+    k_tile = k_start + number
+    codes = [
+        codes_ref[expert, k_tile * num_bytes + j, :, columns]
+        for j in range(num_bytes)
+    ]
+    groups = [
+        (k_tile * contract.thread_k + offset) // contract.group_size
+        for offset in range(0, contract.thread_k, group_rows)
+    ]
+    pairs = [
+        (zeros_ref[expert, g, columns], scales_ref[expert, g, columns])
+        for g in groups
+    ]
+    xs = [
+        _stream_of_x(x_ref, rows, k_tile * contract.thread_k + offset)
+        for offset in range(0, contract.thread_k, packed_gemm.STREAM_ROWS)
+    ]
+    return codes, pairs, xs
 
   def tile(number, carried):
-    streams, codes = list(carried[0]), carried[1]
-    # Fetched one tile ahead; behind the last, the last once more.
-    ahead = tile_codes(jnp.minimum(number + 1, k_len - 1))
-    k = (k_start + number) * contract.thread_k
-    scales = []
-    for offset in range(0, contract.thread_k, group_rows):
-      group = (k + offset) // contract.group_size
-      scales.append((
-          zeros_ref[expert, group, columns], scales_ref[expert, group, columns]
-      ))
+    streams, (codes, pairs, xs) = carried
+    # One tile ahead, so that loads run beside dots; behind the last, the last.
+    ahead = fetch(jnp.minimum(number + 1, k_len - 1))
+    streams = list(streams)
     for v in range(contract.num_streams):
-      offset = v * packed_gemm.STREAM_ROWS
       code = codes[v // 2] & 15 if v % 2 == 0 else codes[v // 2] >> 4
-      w = _dequantize(code, *scales[offset // group_rows], contract.dtype)
-      x = _stream_of_x(x_ref, rows, k + offset, contract.dtype)
+      pair = pairs[v * packed_gemm.STREAM_ROWS // group_rows]
+      w = _dequantize(code, *pair, contract.dtype)
+      x = half_words.from_words(xs[v], contract.dtype)
       streams[v] = take.mma(streams[v], w, x, contract.mma)
     return tuple(streams), ahead
 
   zero = jnp.zeros((tile_n, rows.shape[0]), jnp.float32)
   streams, _ = lax.fori_loop(
-      _INT(0), k_len, tile, ((zero,) * contract.num_streams, tile_codes(0))
+      _INT(0), k_len, tile, ((zero,) * contract.num_streams, fetch(_INT(0)))
   )
   partial = gemm.merge_streams(streams, contract.stream_merge)
   partials_ref[piece, :, pl.ds(within, tile_n)] = partial.T
@@ -136,9 +145,8 @@ def _dequantize(codes, zeros, scales, dtype):
   return product.astype(formats.of(dtype).numpy)
 
 
-def _stream_of_x(x_ref, rows, k, dtype):
-  """The activations of 32 rows of the weight: [32, row]."""
+def _stream_of_x(x_ref, rows, k):
+  """The words of x for 32 rows of the weight: [32, row]."""
   shape = (packed_gemm.STREAM_ROWS, rows.shape[0])
   ks = lax.broadcasted_iota(_INT, shape, 0) + k
-  rows = lax.broadcast_in_dim(rows, shape, (1,))
-  return half_words.from_words(x_ref[rows, ks], dtype)
+  return x_ref[lax.broadcast_in_dim(rows, shape, (1,)), ks]

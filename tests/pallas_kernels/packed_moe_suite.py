@@ -132,14 +132,23 @@ class PackedMoeSuite(parameterized.TestCase):
     self.assertFalse(np.array_equal(*found))
 
   def test_the_sign_of_a_zero_up_value_follows_the_contract(self):
-    # One row of x that is zero: its W13 is +0; the plan owns all of it.
+    # W13 is -2**-27 everywhere, which rounds to -0; silu(-0) is -0.
     request, layer, blocks, contract = case(tokens=3)
-    x = np.zeros_like(request.x)
-    request = dataclasses.replace(request, x=x)
-    for up_zero in ("added", "as_is"):
-      self.assert_oracle_bits(
-          request, layer, blocks, dataclasses.replace(contract, up_zero=up_zero)
+    w13 = [
+        awq_format.PackedOperand(
+            np.ones((256, 256), np.uint8), np.zeros((2, 256), np.uint8),
+            np.full((2, 256), 2.0**-3, np.float16),
+        )
+    ] * SHAPE.experts
+    request.x[:] = 0
+    request.x[:, 9] = -(2.0**-24)
+    for up_zero, word in (("added", 0x8000), ("as_is", 0)):
+      found = self.assert_oracle_bits(
+          request, (w13, layer[1]), blocks,
+          dataclasses.replace(contract, up_zero=up_zero),
       )
+      self.assertEqual(set(found.w13.view(np.uint16).flat), {0x8000})
+      self.assertEqual(set(found.activation.view(np.uint16).flat), {word})
 
   def test_routes_in_no_block_are_plus_zero(self):
     request, layer, _, contract = case(tokens=9)

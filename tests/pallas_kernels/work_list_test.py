@@ -84,7 +84,8 @@ class PackedWeightTest(parameterized.TestCase):
     packed, zeros, scales = packed_weight.pack(operand, "float16")
     self.assertEqual(packed.shape, (2, 32, 8))
     for tile, j, column in np.ndindex(packed.shape):
-      low, high = codes[64 * tile + j, column], codes[64 * tile + 32 + j, column]
+      low = codes[64 * tile + j, column]
+      high = codes[64 * tile + 32 + j, column]
       self.assertEqual(packed[tile, j, column], low + 16 * high)
     np.testing.assert_array_equal(zeros, operand.zeros)
     np.testing.assert_array_equal(scales.view(np.float16), operand.scales)
