@@ -22,6 +22,7 @@ from moejax.contracts import packed_gemm
 from moejax.contracts import refusal
 from moejax.numerics import rounding
 from moejax.numerics.packed import mma16_twin
+from pallas_kernels import half_words
 
 
 class Steps(NamedTuple):
@@ -91,9 +92,16 @@ def _emulated_fma(a, b, c):
 
 
 def _emulated_mma(c, a, b, contract):
-  for k in range(0, len(a), 16):
-    c = mma16_twin.step(c, a[k : k + 16], b[k : k + 16], contract)
-  return c
+  """The k16 steps in a loop, so that a compiler sees one; moved as words."""
+  words = tuple(
+      half_words.to_words(x).reshape(-1, 16, x.shape[1]) for x in (a, b)
+  )
+
+  def k16(c, pair):
+    halves = (half_words.from_words(x, a.dtype.name) for x in pair)
+    return mma16_twin.step(c, *halves, contract), None
+
+  return lax.scan(k16, c, words)[0]
 
 
 DEVICE = Steps(_device_mma, _device_fma)
