@@ -9,8 +9,9 @@ A program takes some columns of one token and walks its slots in order:
   y   = R_output(R_FP32(a + shared))      or R_output(R_output(a) + shared)
 
 and for contraction "fma": a = R_accumulator(R_FP32(a + g_s * e_s)). Every float
-enters and leaves as its bits, bfloat16 is rounded with integers, products are
-fenced against contraction, so no compiler takes part in the numerics.
+enters and leaves as its bits, and bfloat16 is rounded with integers. A product
+passes a selection by its bits (`_result`) before it is added, which nothing
+contracts across; Triton under Pallas would not contract anyway.
 
 Layer: pallas_kernels. Contract: contracts/combine.py.
 """
@@ -108,21 +109,19 @@ def _run(values, gate, order, contract, shared, config):
   )
   words = _jitted(
       *(None if x is None else _words(x) for x in (values, gate, shared)),
-      order.astype(jnp.int32), jnp.zeros(1, jnp.uint32),
+      order.astype(jnp.int32),
       contract=contract, dtypes=dtypes, config=config,
   )
   return lax.bitcast_convert_type(words, formats.of(contract.output).numpy)
 
 
 @functools.partial(jax.jit, static_argnames=("contract", "dtypes", "config"))
-def _jitted(values, gate, shared, order, zero, *, contract, dtypes, config):
-  return combine_words(
-      values, gate, shared, order, zero, contract, dtypes, config
-  )
+def _jitted(values, gate, shared, order, *, contract, dtypes, config):
+  return combine_words(values, gate, shared, order, contract, dtypes, config)
 
 
 def combine_words(
-    values, gate, shared, order, zero, contract, dtypes, config
+    values, gate, shared, order, contract, dtypes, config
 ) -> jax.Array:
   """The kernel over bits: what a larger program calls.
 
@@ -132,7 +131,6 @@ def combine_words(
     gate: [token, slot] words, or None.
     shared: [token, embed] words, or None.
     order: [token, slot] int32.
-    zero: [1] uint32, a zero that no compiler knows (`rounding.fence`).
     contract: Every field matters.
     dtypes: Of values, gate and shared; None for what is absent.
     config: interpret alone matters.
@@ -148,7 +146,7 @@ def combine_words(
           _kernel, contract=contract, dtypes=dtypes, width=width,
           fma=steps.of(config.interpret).fma,
       ),
-      order, zero, values, *present,
+      order, values, *present,
       grid=(tokens, embed // width),
       out=jax.ShapeDtypeStruct(
           (tokens, embed), formats.of(contract.output).uint
@@ -157,8 +155,7 @@ def combine_words(
   )
 
 
-def _kernel(order_ref, zero_ref, values_ref, *refs, contract, dtypes, width,
-            fma):
+def _kernel(order_ref, values_ref, *refs, contract, dtypes, width, fma):
   refs = list(refs)
   gate_ref = refs.pop(0) if dtypes[1] else None
   shared_ref = refs.pop(0) if dtypes[2] else None
@@ -186,7 +183,7 @@ def _kernel(order_ref, zero_ref, values_ref, *refs, contract, dtypes, width,
       total = _result(total, contract)
     else:
       if gate_ref is not None:
-        value = _term(value, gate, zero_ref, contract, dtypes[0])
+        value = _term(value, gate, contract, dtypes[0])
       value = _flush(value, contract)
       if total is not None:
         total = _result(total + value, contract)
@@ -205,13 +202,12 @@ def _kernel(order_ref, zero_ref, values_ref, *refs, contract, dtypes, width,
   out_ref[token, columns] = jnp.where(jnp.isnan(total), jnp.asarray(nan), words)
 
 
-def _term(value, gate, zero_ref, contract, dtype):
+def _term(value, gate, contract, dtype):
   """R_operand(R_FP32(gate * value)), or R_operand(value) without a gate."""
   if dtype == "float16":  # The payload of a NaN is not the value's.
     value = jnp.where(jnp.isnan(value), jnp.float32(jnp.nan), value)
   if gate is not None:
-    value = gate * _flush(value, contract)
-    value = _result(rounding.fence(value, zero_ref[0]), contract)
+    value = _result(gate * _flush(value, contract), contract)
   else:
     value = _flush(value, contract)
   return _round(value, contract.operand, contract.rounding)

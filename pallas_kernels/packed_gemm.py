@@ -24,7 +24,6 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from moejax.contracts import packed_gemm
-from moejax.numerics import formats
 from moejax.numerics.packed import gemm
 from pallas_kernels import half_words
 from pallas_kernels import launch
@@ -33,6 +32,7 @@ from pallas_kernels import steps
 from pallas_kernels import work_list
 
 _INT = jnp.int32
+_BASES = {"float16": 0x6400, "bfloat16": 0x4300}  # The bits of 1024, of 128.
 
 
 def piece_partials(
@@ -138,11 +138,19 @@ def _kernel(
 
 
 def _dequantize(codes, zeros, scales, dtype):
-  """R_16((code - zero) * scale): [32, column]; exact before the rounding."""
-  difference = codes.astype(_INT) - zeros.astype(_INT)[None, :]
-  scales = half_words.widen(scales, dtype)[None, :]
-  product = difference.astype(jnp.float32) * scales
-  return product.astype(formats.of(dtype).numpy)
+  """R_16((code - zero) * scale): [32, column], in 16-bit arithmetic.
+
+  An integer of 0..15 written into the last bits of a power of two is the sum of
+  both, so the difference of two such floats is exact, and the product is the
+  only rounding.
+  """
+  base = jnp.uint16(_BASES[dtype])
+
+  def above_base(integers):
+    return half_words.from_words(integers.astype(jnp.uint16) | base, dtype)
+
+  difference = above_base(codes) - above_base(zeros)[None, :]
+  return difference * half_words.from_words(scales, dtype)[None, :]
 
 
 def _stream_of_x(x_ref, rows, k):

@@ -85,8 +85,7 @@ def run(
   words = _surfaces(
       half_words.to_words(_pad(x, padded)),
       jnp.asarray(_pad(gates, padded)),
-      w13, w2, work13, work2, table, jnp.zeros(1, jnp.uint32),
-      contract=contract, config=config,
+      w13, w2, work13, work2, table, contract=contract, config=config,
   )
   rows = (gates.size, gates.size, gates.size, tokens)
   return oracle.Surfaces(*(
@@ -103,7 +102,7 @@ def gemm_words(x, weight, work, gates, contract, config) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("contract", "config"))
 def _surfaces(
-    x, gates, w13, w2, work13, work2, table, zero, *, contract, config
+    x, gates, w13, w2, work13, work2, table, *, contract, config
 ):
   """The kernels over padded words; returns the words of the surfaces."""
   tokens, top_k = gates.shape
@@ -112,8 +111,8 @@ def _surfaces(
   s3 = gemm_words(s2, w2, work2, gates.reshape(-1), contract.w2, config)
   slots = jnp.broadcast_to(jnp.arange(top_k, dtype=jnp.int32), gates.shape)
   s4 = ordered_combine.combine_words(
-      s3.reshape(tokens, top_k, -1), None, None, slots, zero,
-      contract.combine, (contract.dtype, None, None), config,
+      s3.reshape(tokens, top_k, -1), None, None, slots, contract.combine,
+      (contract.dtype, None, None), config,
   )
   return s1, s2, s3, s4
 

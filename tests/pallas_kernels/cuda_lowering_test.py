@@ -67,8 +67,7 @@ class LoweringTest(parameterized.TestCase):
     text = lowered(
         packed_moe._surfaces,  # pylint: disable=protected-access
         _struct(request.x.shape, jnp.uint16), request.gates, *weights, *works,
-        _struct((65536,), jnp.uint16), _struct((1,), jnp.uint32),
-        contract=contract, config=config,
+        _struct((65536,), jnp.uint16), contract=contract, config=config,
     )
     self.assertEqual(text.count(_TRITON), 6)
 
@@ -90,7 +89,6 @@ class LoweringTest(parameterized.TestCase):
         ordered_combine._jitted,  # pylint: disable=protected-access
         _struct((4, 8, 256), jnp.uint16), _struct((4, 8), jnp.uint32),
         _struct((4, 256), jnp.uint16), _struct((4, 8), jnp.int32),
-        _struct((1,), jnp.uint32),
         contract=contract, dtypes=("bfloat16", "float32", "bfloat16"),
         config=launch.LaunchConfig(),
     )

@@ -96,6 +96,44 @@ class OrderedCombineSuite(parameterized.TestCase):
     ]
     self.assertTrue((both[0] != both[1]).any())
 
+  def test_a_fused_product_is_rounded_once(self):
+    # The product is 2**-24 less a little: under half a step above 1 + 2**-23.
+    # Rounded to float64 first, the sum would be a tie and go up.
+    one, step = np.float32(1), np.float32(2.0**-23)
+    out = np.float32([[[one + step], [(one - step) * 2.0**-12]]])
+    gate = np.float32([[one, (one + step) * 2.0**-12]])
+    contract = combine_cases.contract_of(
+        "P32", output="float32", contraction="fma"
+    )
+    ids = np.int32([[0, 1]])
+    with jax.default_device(self.device):
+      found = lib.ordered_combine(
+          *map(jnp.asarray, (out, gate, ids)), contract, config=self.config()
+      )
+    bits.assert_same_bits(found, np.float32([[one + step]]))
+
+  @parameterized.parameters("paper", "ieee")
+  def test_an_ungated_nan_with_a_low_payload(self, rounding):
+    contract = combine_cases.contract_of(
+        "C", gate_site="before_down", output="float32", rounding=rounding
+    )
+    words = np.uint32([[[0x7F800001, 0xFF80FFFF, 0x7F810000]]])
+    inputs = (
+        words.view(np.float32), np.ones((1, 1), np.float32),
+        np.zeros((1, 1), np.int32),
+    )
+    with jax.default_device(self.device):
+      found = lib.ordered_combine(
+          *map(jnp.asarray, inputs), contract, config=self.config()
+      )
+    bits.assert_same_bits(
+        found, definition.ordered_combine_oracle(*inputs, contract)
+    )
+    self.assertEqual(
+        np.isinf(np.asarray(found)).tolist(),
+        [[rounding == "paper", rounding == "paper", False]],
+    )
+
   def test_terms_without_gates(self):
     contract = named_combines.named("vllm_marlin")
     out, _, _, order, _ = self.operands("float16")

@@ -185,8 +185,9 @@ class PackedMoeSuite(parameterized.TestCase):
     bits.assert_same_bits(alone.routed_w2, batch.routed_w2[8:10])
     bits.assert_same_bits(alone.final[0], batch.final[4])
 
-  def test_nan_and_infinity(self):
-    request, layer, blocks, contract = case()
+  @parameterized.parameters("float16", "bfloat16")
+  def test_nan_and_infinity(self, dtype):
+    request, layer, blocks, contract = case(dtype)
     request.x[1, 5], request.x[2, 100], request.x[3, 7] = (
         np.inf, np.nan, -np.inf
     )
