@@ -58,7 +58,13 @@ def check_mma(contract: packed_gemm.Mma16Contract, interpret: bool) -> None:
 
 
 def _device_mma(c, a, b, contract):
-  """One dot; Triton makes its accumulator of the addition."""
+  """One dot.
+
+  Pallas starts a dot from zero; Triton's combine pass makes its accumulator of
+  the addition, so that c takes part in every k16 step, as in the contract. A
+  compiler without that pass would add c afterwards, in other bits: the tests on
+  a device would see it.
+  """
   del contract  # `check_mma` has compared it.
   return c + lax.dot_general(
       a, b, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
