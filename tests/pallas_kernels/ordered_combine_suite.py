@@ -112,6 +112,24 @@ class OrderedCombineSuite(parameterized.TestCase):
       )
     bits.assert_same_bits(found, np.float32([[one + step]]))
 
+  @parameterized.product(
+      start=("zero", "first"), contraction=("mul_add", "fma")
+  )
+  def test_the_sign_of_a_sum_of_minus_zeros(self, start, contraction):
+    contract = combine_cases.contract_of(
+        "P32", output="float32", start=start, contraction=contraction
+    )
+    inputs = (
+        np.full((1, 2, 4), -0.0, np.float32), np.ones((1, 2), np.float32),
+        np.int32([[0, 1]]),
+    )
+    with jax.default_device(self.device):
+      found = lib.ordered_combine(
+          *map(jnp.asarray, inputs), contract, config=self.config()
+      )
+    zero = np.float32(0 if start == "zero" else -0.0)
+    bits.assert_same_bits(found, np.full((1, 4), zero))
+
   @parameterized.parameters("paper", "ieee")
   def test_an_ungated_nan_with_a_low_payload(self, rounding):
     contract = combine_cases.contract_of(
