@@ -86,15 +86,22 @@ def _emulated_fma(a, b, c):
   """The product is exact in float64; the sum is rounded to odd, then once."""
   product = rounding.widen(a) * rounding.widen(b)
   c = rounding.widen(c)
-  total = product + c
+  # A compiler may drop an addition of zero, and with it the sign of the sum.
+  negative = (_bits(product) < 0) & (_bits(c) < 0)
+  zero = jnp.where(negative, jnp.float64(-0.0), jnp.float64(0))
+  total = jnp.where((product == 0) & (c == 0), zero, product + c)
   back = total - product
   error = (product - (total - back)) + (c - back)
-  bits = lax.bitcast_convert_type(total, jnp.int64)
+  bits = _bits(total)
   inexact = (error != 0) & jnp.isfinite(total) & (bits & 1 == 0)
   away = (error > 0) == (total > 0)
   bits = jnp.where(inexact, jnp.where(away, bits + 1, bits - 1), bits)
   total = lax.bitcast_convert_type(bits, jnp.float64)
   return rounding.pack(rounding.round_value(total, "float32"), "float32")
+
+
+def _bits(x):
+  return lax.bitcast_convert_type(x, jnp.int64)
 
 
 def _emulated_mma(c, a, b, contract):

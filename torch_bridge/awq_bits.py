@@ -154,7 +154,7 @@ def run(
       for backend in backends:
         backend.load(*_prepared(backend, request, dtype, pool), dtype)
       made = (
-          _planned(request, fixture, native)
+          planned(request, fixture, native)
           for fixture in fixtures(request, dtype, native is not None)
       )
       waiting = {pool.submit(_predict, f): f for f in made}
@@ -306,8 +306,10 @@ def _kind(fixture: Fixture) -> str:
   )
 
 
-def _planned(request: Request, fixture: Fixture, native) -> Fixture:
-  """The fixture with its plan."""
+def planned(
+    request: Request, fixture: Fixture, native: Callable | None
+) -> Fixture:
+  """Returns the fixture with its plan; `native` makes the native ones."""
   ids, experts = _inputs(request, fixture).expert_ids, request.shape.experts
   rows = alignment.block_rows_for(ids.size, experts)
   if fixture.alignment == "native":

@@ -56,6 +56,36 @@ class FixtureTest(absltest.TestCase):
     self.assertTrue(all(1 <= f.tokens <= 5 for f in made))
     self.assertLen({f.seed for f in made}, 8)
 
+  def test_plans_are_stable_shuffled_or_native(self):
+    request = dataclasses.replace(
+        _REQUEST, fixtures=2, min_tokens=40, max_tokens=40
+    )
+    stable, shuffled = (
+        lib.planned(request, fixture, None).blocks
+        for fixture in lib.fixtures(request, "float16", False)
+    )
+    ids = packed_fixture.request(
+        request.seed + 1, 40, 2, _SHAPE, "float16"
+    ).expert_ids
+    self.assertEqual(
+        stable.identity(),
+        alignment.route_blocks(ids, 6, stable.block_rows).identity(),
+    )
+    self.assertGreater(alignment.num_memberships(shuffled), 1)
+    again = lib.planned(
+        request, list(lib.fixtures(request, "float16", False))[1], None
+    ).blocks
+    self.assertEqual(again.identity(), shuffled.identity())
+    in_order = alignment.route_blocks(
+        packed_fixture.request(
+            request.seed + 2, 40, 2, _SHAPE, "float16"
+        ).expert_ids, 6, shuffled.block_rows,
+    )
+    self.assertNotEqual(in_order.identity(), shuffled.identity())
+    native = list(lib.fixtures(request, "float16", True))[1]
+    made = lib.planned(request, native, lambda *_: stable)
+    self.assertIs(made.blocks, stable)
+
   def test_a_fixture_is_a_function_of_its_seed(self):
     for seed, same in ((7, True), (8, False)):
       one = packed_fixture.request(7, 4, 2, _SHAPE, "bfloat16")
