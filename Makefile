@@ -1,7 +1,8 @@
 # make report   the main job on the shipped checkpoint; report in conformance_report/
 # make test     the test suite on a CPU, under 20 minutes on two cores
-# make test-gpu the numerics, the modules, the golden bits and the facts of the
-#               device, on an accelerator, in the Python that runs now
+# make test-gpu the numerics, the modules, the kernels, the golden bits and the
+#               facts of the device, on an accelerator, in the Python that runs
+#               now
 # make clean    removes the environment and the report
 #
 # The first two set up .venv when there is none. PYTHON chooses the interpreter.
@@ -21,7 +22,7 @@ test: $(INSTALLED)
 
 test-gpu:
 	@$(PYTHON) -m pytest -q tests/accelerator_test.py tests/numerics \
-	  tests/modules tests/experiments/golden_test.py
+	  tests/modules tests/pallas_kernels tests/experiments/golden_test.py
 
 $(INSTALLED): requirements.lock
 	$(PYTHON) -m venv $(VENV)

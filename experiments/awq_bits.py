@@ -1,12 +1,14 @@
-"""Does the oracle predict vLLM's packed-AWQ expert layer, bit for bit?
+"""Do three backends compute a packed-AWQ expert layer alike, bit for bit?
 
-  python -m experiments.awq_bits --moe_extension=PATH --ops_extension=PATH
+  python -m experiments.awq_bits [--moe_extension=PATH --ops_extension=PATH]
 
-Runs random fixtures through the real kernels on a CUDA device and through the
-NumPy oracle on the CPU, and compares every element of the four surfaces. Ends
-with one JSON record; --out also writes it to a file. Exit codes: 0 no bit
-differs, 1 some do, 2 usage or harness error, 4 no device that can run it. The
-library call behind it is `torch_bridge.awq_bits.run`.
+Runs random fixtures through our Pallas kernels and, where vLLM's extension
+files are given, through vLLM's kernels on a CUDA device, and through the NumPy
+oracle on the CPU; compares every element of the four surfaces for each pair.
+A pair without its backend is "unsupported" in the record. Ends with one JSON
+record; --out also writes it to a file. Exit codes: 0 no bit differs, 1 some do,
+2 usage or harness error, 4 no device that can run it. The library call behind
+it is `torch_bridge.awq_bits.run`.
 """
 
 import json
@@ -17,16 +19,18 @@ from absl import flags
 
 from experiments import binary
 from experiments import environment
+from experiments import pallas_backend
 from experiments import progress
+from moejax.contracts import refusal
 from moejax.protocols import packed_fixture
 from torch_bridge import awq_bits
+from torch_bridge import vllm_marlin
 
 _MOE = flags.DEFINE_string(
-    "moe_extension", None, "vLLM's _moe_C_stable_libtorch.abi3.so.",
-    required=True,
+    "moe_extension", "", "vLLM's _moe_C_stable_libtorch.abi3.so."
 )
 _OPS = flags.DEFINE_string(
-    "ops_extension", None, "vLLM's _C_stable_libtorch.abi3.so.", required=True
+    "ops_extension", "", "vLLM's _C_stable_libtorch.abi3.so."
 )
 _FIXTURES = flags.DEFINE_integer(
     "fixtures", 50, "Fixtures of each dtype.", lower_bound=1
@@ -57,10 +61,18 @@ def main() -> int:
       seed=_SEED.value,
       workers=_WORKERS.value,
   )
+  extensions = (request.moe_extension, request.ops_extension)
+  if any(extensions) and not all(extensions):
+    raise refusal.HarnessError(
+        "--moe_extension and --ops_extension belong together."
+    )
+  backends = [pallas_backend.Pallas()]
+  if all(extensions):
+    backends.append(vllm_marlin.Vllm(*extensions))
   with progress.stages() as report:
-    counts = awq_bits.run(request, report)
+    counts = awq_bits.run(request, backends, report)
   record = {
-      "schema": "awq_bits/1",
+      "schema": "awq_bits/2",
       "request": request.document(),
       **counts,
       "environment": environment.describe(),
@@ -69,7 +81,7 @@ def main() -> int:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     pathlib.Path(_OUT.value).write_text(text, "utf-8")
   binary.last_line(record)
-  return int(any(record["mismatches"].values()))
+  return int(awq_bits.any_differ(record))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 
 from moejax.contracts import packed_gemm
+from moejax.contracts import packed_moe
 from moejax.contracts import refusal
 from moejax.numerics.packed import alignment
 from moejax.numerics.packed import awq_format
 from moejax.numerics.packed import marlin_layout
+from moejax.numerics.packed import oracle
+from moejax.protocols import packed_fixture
 from torch_bridge import tensor_bits
 
 _UINT4 = 1125899906843648  # The id of vLLM's scalar type uint4.
@@ -194,3 +197,47 @@ class Kernels:
     out = s3.new_full((len(s3) // top_k, s3.shape[1]), float("nan"))
     torch.ops._moe_C.moe_sum(s3.reshape(-1, top_k, s3.shape[1]), out)
     return out
+
+
+class Vllm:
+  """The kernels as a backend of `awq_bits`: one layer, its four surfaces."""
+
+  name = "vllm"
+
+  def __init__(self, moe_extension: str, ops_extension: str):
+    """Loads the extension files.
+
+    Raises:
+      HarnessError: a file is missing or cannot be loaded.
+      UnsupportedError: there is no CUDA device.
+    """
+    self._kernels = Kernels(moe_extension, ops_extension)
+    self._w13 = self._w2 = None
+    self.align = self._kernels.align
+
+  @staticmethod
+  def prepare(operand: awq_format.PackedOperand, dtype: str):
+    """Packs one expert's weight."""
+    del dtype
+    return repack(operand)
+
+  def load(self, w13: Sequence, w2: Sequence, dtype: str) -> None:
+    """Takes a layer to the device."""
+    del dtype
+    self._w13, self._w2 = map(self._kernels.weights, (w13, w2))
+
+  def surfaces(
+      self,
+      inputs: packed_fixture.Request,
+      blocks: alignment.RouteBlocks,
+      contract: packed_moe.PackedMoeContract,
+  ) -> oracle.Surfaces:
+    """Runs the loaded layer and returns host arrays."""
+    kernels = self._kernels
+    x = tensor_bits.to_torch(inputs.x).cuda()
+    gates = torch.from_numpy(inputs.gates.reshape(-1)).cuda()
+    s1 = kernels.gemm(x, self._w13, blocks, contract.w13, gates)
+    s2 = kernels.silu_and_mul(s1)
+    s3 = kernels.gemm(s2, self._w2, blocks, contract.w2, gates)
+    s4 = kernels.combine(s3, inputs.gates.shape[1])
+    return oracle.Surfaces(*map(tensor_bits.to_numpy, (s1, s2, s3, s4)))

@@ -95,7 +95,7 @@ def gate_terms_oracle(
   terms = _to_oracle(value, contract.operand, contract.rounding)
   with np.errstate(invalid="ignore"):  # Signalling NaNs are legal inputs.
     nan = np.isnan(terms)
-  return np.where(nan, _nan_of(contract, contract.operand), terms)
+  return np.where(nan, nan_of(contract, contract.operand), terms)
 
 
 def add_terms_oracle(
@@ -217,10 +217,10 @@ def _finish_oracle(total, contract, shared) -> np.ndarray:
     shared = _flush_oracle(shared.astype(np.float32), contract)
     total = _add_oracle(total, shared, contract)
   out = _to_oracle(total, contract.output, "ieee")
-  return np.where(np.isnan(total), _nan_of(contract, contract.output), out)
+  return np.where(np.isnan(total), nan_of(contract, contract.output), out)
 
 
-def _nan_of(contract, dtype: str) -> np.ndarray:
+def nan_of(contract, dtype: str) -> np.ndarray:
   """The contract's NaN, cut to the width of a dtype."""
   fmt = formats.of(dtype)
   word = int(contract.nan, 16)
@@ -361,7 +361,7 @@ def _pack(y: jax.Array, contract, dtype: str) -> jax.Array:
   fmt = formats.of(dtype)
   bits = jnp.where(
       jnp.isnan(y),
-      jnp.asarray(_nan_of(contract, dtype).view(fmt.uint)),
+      jnp.asarray(nan_of(contract, dtype).view(fmt.uint)),
       lax.bitcast_convert_type(rounding.pack(y, dtype), fmt.uint),
   )
   return lax.bitcast_convert_type(bits, fmt.numpy)

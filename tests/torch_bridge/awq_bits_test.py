@@ -18,12 +18,12 @@ _SHAPE = packed_fixture.LayerShape(
     experts=6, embed=128, hidden=128, group_size=128
 )
 _REQUEST = lib.Request(
-    "moe.so", "ops.so", fixtures=8, max_tokens=5, top_k=2, shape=_SHAPE
+    fixtures=8, max_tokens=5, top_k=2, shape=_SHAPE, num_sms=4
 )
 
 
 def _case(number=0):
-  fixture = list(lib.fixtures(_REQUEST, "float16", 4))[number]
+  fixture = list(lib.fixtures(_REQUEST, "float16", True))[number]
   inputs = packed_fixture.request(
       fixture.seed, fixture.tokens, 2, _SHAPE, "float16"
   )
@@ -38,7 +38,7 @@ def _case(number=0):
 class FixtureTest(absltest.TestCase):
 
   def test_configurations_and_alignments_take_turns(self):
-    made = list(lib.fixtures(_REQUEST, "bfloat16", 132))
+    made = list(lib.fixtures(_REQUEST, "bfloat16", True))
     kinds = [
         (f.contract.w13.thread_k, f.contract.w13.grid, f.alignment)
         for f in made
@@ -46,11 +46,45 @@ class FixtureTest(absltest.TestCase):
     self.assertEqual(kinds[:4], kinds[4:])
     self.assertEqual(
         kinds[:4],
-        [(128, 528, "stable"), (128, 528, "native"), (64, 396, "stable"),
-         (64, 396, "native")],
+        [(128, 16, "stable"), (128, 16, "native"), (64, 12, "stable"),
+         (64, 12, "native")],
+    )
+    alone = list(lib.fixtures(_REQUEST, "bfloat16", False))
+    self.assertEqual(
+        [f.alignment for f in alone[:2]], ["stable", "shuffled"]
     )
     self.assertTrue(all(1 <= f.tokens <= 5 for f in made))
     self.assertLen({f.seed for f in made}, 8)
+
+  def test_plans_are_stable_shuffled_or_native(self):
+    request = dataclasses.replace(
+        _REQUEST, fixtures=2, min_tokens=40, max_tokens=40
+    )
+    stable, shuffled = (
+        lib.planned(request, fixture, None).blocks
+        for fixture in lib.fixtures(request, "float16", False)
+    )
+    ids = packed_fixture.request(
+        request.seed + 1, 40, 2, _SHAPE, "float16"
+    ).expert_ids
+    self.assertEqual(
+        stable.identity(),
+        alignment.route_blocks(ids, 6, stable.block_rows).identity(),
+    )
+    self.assertGreater(alignment.num_memberships(shuffled), 1)
+    again = lib.planned(
+        request, list(lib.fixtures(request, "float16", False))[1], None
+    ).blocks
+    self.assertEqual(again.identity(), shuffled.identity())
+    in_order = alignment.route_blocks(
+        packed_fixture.request(
+            request.seed + 2, 40, 2, _SHAPE, "float16"
+        ).expert_ids, 6, shuffled.block_rows,
+    )
+    self.assertNotEqual(in_order.identity(), shuffled.identity())
+    native = list(lib.fixtures(request, "float16", True))[1]
+    made = lib.planned(request, native, lambda *_: stable)
+    self.assertIs(made.blocks, stable)
 
   def test_a_fixture_is_a_function_of_its_seed(self):
     for seed, same in ((7, True), (8, False)):
@@ -68,48 +102,82 @@ class FixtureTest(absltest.TestCase):
     self.assertGreater(np.bincount(made.expert_ids.reshape(-1)).max(), 16)
 
 
+def _found(surfaces, **others):
+  """All three backends; those not named agree with the oracle."""
+  return {"oracle": surfaces, "pallas": surfaces, "vllm": surfaces} | others
+
+
 class CountsTest(parameterized.TestCase):
 
   def test_equal_surfaces(self):
     fixture, surfaces = _case()
     counts = lib.Counts()
-    counts.add(fixture, surfaces, surfaces)
+    counts.add(fixture, _found(surfaces))
     found = counts.document()
-    self.assertEqual(found["mismatches"], {"oracle_vllm": 0})
+    self.assertEqual(
+        found["mismatches"],
+        {"oracle_pallas": 0, "oracle_vllm": 0, "pallas_vllm": 0},
+    )
     self.assertEqual(found["elements"], sum(s.size for s in surfaces))
     self.assertEqual(found["routes"], 2 * fixture.tokens)
     self.assertIsNone(found["first_difference"])
+    self.assertFalse(lib.any_differ(found))
 
-  @parameterized.parameters(*oracle.Surfaces._fields)
-  def test_one_flipped_bit_is_seen_and_named(self, name):
+  @parameterized.product(
+      name=oracle.Surfaces._fields, backend=("pallas", "vllm")
+  )
+  def test_one_flipped_bit_is_seen_and_named(self, name, backend):
     fixture, surfaces = _case()
     changed = getattr(surfaces, name).copy()
     changed.view(np.uint16)[0, 5] ^= 0x8000
     counts = lib.Counts()
-    counts.add(fixture, surfaces, surfaces._replace(**{name: changed}))
+    changed = surfaces._replace(**{name: changed})
+    counts.add(fixture, _found(surfaces, **{backend: changed}))
     found = counts.document()
-    self.assertEqual(found["mismatches"], {"oracle_vllm": 1})
-    self.assertEqual(found["surfaces"][name]["mismatches"]["oracle_vllm"], 1)
+    want = {
+        pair: int(backend in pair)
+        for pair in ("oracle_pallas", "oracle_vllm", "pallas_vllm")
+    }
+    self.assertEqual(found["mismatches"], want)
+    self.assertEqual(found["surfaces"][name]["mismatches"], want)
     first = found["first_difference"]
     self.assertEqual((first["surface"], first["row"], first["column"]),
                      (name, 0, 5))
-    self.assertEqual(sum(k["oracle_vllm"] for k in found["kinds"].values()), 1)
+    self.assertIn(backend, first)
+    (kind,) = found["kinds"].values()
+    self.assertEqual({pair: kind[pair] for pair in want}, want)
+    self.assertTrue(lib.any_differ(found))
+
+  def test_an_absent_backend_is_unsupported_and_no_difference(self):
+    fixture, surfaces = _case()
+    counts = lib.Counts()
+    counts.add(fixture, {"oracle": surfaces, "pallas": surfaces})
+    found = counts.document()
+    want = {
+        "oracle_pallas": 0, "oracle_vllm": "unsupported",
+        "pallas_vllm": "unsupported",
+    }
+    self.assertEqual(found["mismatches"], want)
+    self.assertEqual(found["surfaces"]["final"]["mismatches"], want)
+    self.assertFalse(lib.any_differ(found))
 
   def test_a_sign_of_zero_is_a_bit(self):
     fixture, surfaces = _case()
     zero = np.zeros_like(surfaces.final)
     counts = lib.Counts()
     counts.add(
-        fixture, surfaces._replace(final=zero), surfaces._replace(final=-zero)
+        fixture,
+        _found(surfaces._replace(final=zero))
+        | {"vllm": surfaces._replace(final=-zero)},
     )
     self.assertEqual(counts.document()["mismatches"]["oracle_vllm"], zero.size)
 
   def test_another_shape_is_no_mismatch_but_an_error(self):
     fixture, surfaces = _case()
-    with self.assertRaisesRegex(ValueError, "final"):
-      lib.Counts().add(
-          fixture, surfaces, surfaces._replace(final=surfaces.final[:, :-1])
-      )
+    with self.assertRaisesRegex(ValueError, "final: oracle .* against vllm"):
+      lib.Counts().add(fixture, _found(
+          surfaces, vllm=surfaces._replace(final=surfaces.final[:, :-1])
+      ))
 
 
 class RefusalTest(absltest.TestCase):
