@@ -15,10 +15,10 @@ import pathlib
 from absl import flags
 import rich.console
 
-from experiments import binary
-from experiments import environment
-from experiments import progress
-from experiments import shipped
+from experiments.support import binary
+from experiments.support import environment
+from experiments.support import progress
+from experiments.support import shipped
 from moejax.contracts import named_combines
 from moejax.contracts import refusal
 from moejax.protocols import outcome

@@ -12,7 +12,7 @@ from absl.testing import absltest
 import numpy as np
 import safetensors.numpy
 
-from experiments import shipped
+from experiments.support import shipped
 from experiments import tiny_deepseek_v4
 
 _ROOT = pathlib.Path(__file__).parents[2]
