@@ -21,6 +21,7 @@ import numpy as np
 
 from moejax.contracts import refusal
 from moejax.modules import config as config_lib
+from moejax.numerics import formats
 from moejax.numerics.packed import awq_format
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import parameter_map
@@ -91,7 +92,7 @@ def load(
   params = {}
   for row in rows:
     if original is not None:
-      _check_original(checkpoint, row, original)
+      _check_original(checkpoint, row, original, config.dtype)
     params.update(row.read(checkpoint, config.dtype, awq.group_size))
   experts = [row for row in rows if row.is_expert]
   return Loaded(
@@ -127,13 +128,15 @@ class _Row:
       return {self.row.path: parameter_map.read(checkpoint, self.row)}
     if not self.is_expert:
       (module,) = self.packed
-      triple = _triple(checkpoint, module)
+      triple = _triple(checkpoint, module, dtype)
       operand = awq_format.from_checkpoint(*triple, group_size, module)
       wide = awq_format.dequantize(operand, dtype)
       return {self.row.path: np.ascontiguousarray(wide.T)}
     return {
         f"{self.row.path}.{leaf}": array
-        for leaf, array in _stacked(checkpoint, self.row, self.packed).items()
+        for leaf, array in _stacked(
+            checkpoint, self.row, self.packed, dtype
+        ).items()
     }
 
 
@@ -142,22 +145,26 @@ def _modules(row: parameter_map.Row, names: set[str]) -> tuple[str, ...]:
   return tuple(m for m in modules if f"{m}.qweight" in names)
 
 
-def _triple(checkpoint, module: str) -> tuple[np.ndarray, ...]:
+def _triple(checkpoint, module: str, dtype: str) -> tuple[np.ndarray, ...]:
+  """Reads the tensors of a module; its scales must be finite in dtype."""
   qweight, qzeros, scales = (
       checkpoint.array(f"{module}.{leaf}") for leaf in layout.LEAVES
   )
-  tensor_checks.check_finite(checkpoint.folder, f"{module}.scales", scales)
+  half = formats.of(dtype).numpy
+  with np.errstate(over="ignore"):
+    used = scales.astype(np.float32).astype(half)
+  tensor_checks.check_finite(checkpoint.folder, f"{module}.scales", used)
   return qweight, qzeros, scales
 
 
-def _stacked(checkpoint, row, modules) -> dict[str, np.ndarray]:
+def _stacked(checkpoint, row, modules, dtype) -> dict[str, np.ndarray]:
   """Experts along the first axis, their projections along the columns."""
   experts = row.shape[0]
   per_expert = len(modules) // experts
   out = {}
   for number, module in enumerate(modules):
     expert, part = divmod(number, per_expert)
-    triple = _triple(checkpoint, module)
+    triple = _triple(checkpoint, module, dtype)
     for leaf, array in zip(layout.LEAVES, triple, strict=True):
       rows, columns = array.shape
       if leaf not in out:
@@ -272,7 +279,7 @@ def _check_headers(checkpoint, rows, dtype, group_size) -> None:
   )
 
 
-def _check_original(checkpoint, row, original) -> None:
+def _check_original(checkpoint, row, original, dtype) -> None:
   for module in row.packed:
     name = f"{module}.weight"
     if name not in original.names():
@@ -286,4 +293,5 @@ def _check_original(checkpoint, row, original) -> None:
           f"{original.folder}: {name} has shape {weight.shape}, want"
           f" {row.row.source_shape}."
       )
-    original_lib.check(module, *_triple(checkpoint, module), weight.T)
+    triple = _triple(checkpoint, module, dtype)
+    original_lib.check(f"{checkpoint.folder}: {module}", *triple, weight.T)
