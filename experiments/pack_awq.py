@@ -11,7 +11,7 @@ import pathlib
 
 from absl import flags
 
-from experiments import binary
+from experiments.support import binary
 from torch_bridge.hf.awq import packer
 
 _CHECKPOINT = flags.DEFINE_string(

@@ -8,7 +8,7 @@ import tempfile
 
 from absl.testing import absltest
 
-from experiments import shipped
+from experiments.support import shipped
 from torch_bridge.hf import checkpoint
 from torch_bridge.hf.awq import loader
 

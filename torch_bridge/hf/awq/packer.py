@@ -21,7 +21,6 @@ import numpy as np
 import safetensors.numpy
 
 from moejax.contracts import refusal
-from moejax.numerics import fingerprint
 from moejax.numerics.packed import awq_format
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import hf_config
@@ -77,7 +76,8 @@ def pack(
     request: How.
 
   Returns:
-    The summary, schema "pack_awq/1": what was packed, how many weights, and
+    The summary, schema "pack_awq/1": the digests of both checkpoints
+    (`fingerprint.checkpoint_digest`), what was packed, how many weights, and
     the largest distance of one from its original in steps of its scale.
 
   Raises:
@@ -122,7 +122,6 @@ def pack(
       "schema": "pack_awq/1",
       "source": checkpoint.digest(),
       "result": digest,
-      "fingerprint": fingerprint.SCHEMA,
       awq_config.FIELD: packing,
       "scales": request.scales or config.dtype,
       "packed_modules": counts.modules,
