@@ -21,6 +21,7 @@ AXES = {
     "hidden": "width inside an expert or a dense MLP",
     "two_hidden": "gate half, then up half, of a fused projection",
     "route": "token * top_k + slot",
+    "gemm": "W13, then W2, of a packed expert layer",
     "one": "a kept axis of length one",
     # DeepSeek-V4.
     "stream": "residual streams of the hyper-connections",

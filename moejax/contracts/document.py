@@ -13,7 +13,8 @@ import dataclasses
 import hashlib
 import json
 import math
-from typing import Any, TypeVar
+import types
+from typing import Any, get_args, TypeVar
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ def from_dict(cls: type[T], values: Any) -> T:
 
   Every field must be present: a default that changes between versions would
   change bits without a word. Nested contracts are built from their own
-  dataclass, lists become tuples.
+  dataclass (where one of several may stand, the one with these fields), lists
+  become tuples.
 
   Raises:
     ValueError: a field is unknown or missing, or a value breaks the contract's
@@ -112,9 +114,22 @@ def check_choice(owner: str, field: str, value: Any, choices: tuple) -> None:
 
 
 def _value(kind: Any, value: Any) -> Any:
+  if isinstance(kind, types.UnionType):
+    kind = _member(get_args(kind), value)
   if dataclasses.is_dataclass(kind):
     return from_dict(kind, value)
   return _tuples(value)
+
+
+def _member(kinds: tuple, value: Any) -> Any:
+  """Returns the one contract of several whose fields an object has."""
+  for kind in kinds:
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if isinstance(value, dict) and set(value) == fields:
+      return kind
+  found = sorted(value) if isinstance(value, dict) else value
+  names = ", ".join(kind.__name__ for kind in kinds)
+  raise ValueError(f"{found} are not the fields of one of {names}.")
 
 
 def _tuples(value: Any) -> Any:

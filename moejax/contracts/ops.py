@@ -12,6 +12,7 @@ Layer: contracts. Imports contracts.
 from typing import Any, Protocol
 
 from moejax.contracts import combine
+from moejax.contracts import packed_moe
 
 Array = Any
 
@@ -126,4 +127,34 @@ class Operations(Protocol):
     The terms come from `gate_terms`; what is left of the contract is the
     order, the accumulator and the output rounding. `expert_ids` [token, slot]
     fixes the order where the contract adds by expert.
+    """
+
+
+class PackedOperations(Operations, Protocol):
+  """What a decoder needs beside, if its experts are packed."""
+
+  def dequantize(
+      self, qweight: Array, qzeros: Array, scales: Array, dtype: str
+  ) -> Array:
+    """R((code - zero) * R(scale)) of AWQ tensors: [expert, n, k].
+
+    Args:
+      qweight: [expert, k, n / 8] int32.
+      qzeros: [expert, group, n / 8] int32.
+      scales: [expert, group, n] in a 16-bit dtype.
+      dtype: Of the result, 16-bit.
+    """
+
+  def packed_moe(
+      self,
+      x: Array,
+      gates: Array,
+      w13: Any,
+      w2: Any,
+      blocks: Any,
+      contract: packed_moe.PackedMoeContract,
+  ) -> Any:
+    """The four surfaces of a packed expert layer, by route id.
+
+    Arguments and result are those of `numerics.packed.oracle`.
     """

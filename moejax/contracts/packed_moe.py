@@ -1,4 +1,8 @@
-"""What decides the bits of a packed-AWQ expert layer, as vLLM's Marlin runs it.
+"""What decides the bits of packed-AWQ expert layers and of a decoder with them.
+
+The experts of a packed decoder run in one of two ways, and its contract says
+which. "Dequantized" makes the weights wide with one rounding and goes on with
+the decoder's own operations. The other is the expert layer of vLLM's Marlin:
 
 Two packed GEMMs, an activation between them, a combine behind them. Their
 results are four surfaces, listed by route id r = token * top_k + slot:
@@ -17,6 +21,7 @@ Layer: contracts. Imports contracts.
 import dataclasses
 
 from moejax.contracts import combine
+from moejax.contracts import decoder as decoder_lib
 from moejax.contracts import document
 from moejax.contracts import named_combines
 from moejax.contracts import packed_gemm
@@ -105,4 +110,119 @@ def marlin(
           named_combines.named("vllm_marlin"),
           gate_dtype=dtype, operand=dtype, output=dtype, nan="0x7fffffff",
       ),
+  )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DequantizedContract:
+  """Experts whose weights are made wide before they multiply.
+
+    w = R_dtype((code - zero) * R_dtype(scale))
+
+  The difference is a whole number, so the product is exact in float32 and the
+  weight has one rounding, beside that of the scale where the checkpoint's
+  dtype is not this one. Everything else (the site "expert_gemm", activation,
+  combine) is as the decoder's contract says.
+
+  Attributes:
+    name: A label for people; no part of the digest.
+    dtype: Of the weights made wide.
+    group_size: Inputs that share a scale and a zero point; -1 means all.
+  """
+
+  name: str
+  dtype: str
+  group_size: int
+
+  def __post_init__(self):
+    document.check_types(self)
+    document.check_choice(
+        "DequantizedContract", "dtype", self.dtype, packed_gemm.HALVES
+    )
+    if self.group_size < 1 and self.group_size != -1:
+      raise ValueError(
+          f"DequantizedContract: group_size={self.group_size} is neither"
+          " positive nor -1."
+      )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackedDecoderContract:
+  """What decides the bits of a decoder whose experts are packed.
+
+  Attributes:
+    name: A label for people; no part of the digest.
+    decoder: Everything but the packed experts.
+    experts: How they run.
+    plan: Which routes share a block; "none" where nothing depends on it.
+      "stable": the routes of an expert ascend, and a block has as many rows as
+      vLLM chooses for the number of routes. Marlin's bits depend on it.
+  """
+
+  name: str
+  decoder: decoder_lib.DecoderContract
+  experts: DequantizedContract | PackedMoeContract
+  plan: str
+
+  def __post_init__(self):
+    document.check_types(self)
+    planned = isinstance(self.experts, PackedMoeContract)
+    if not planned and not isinstance(self.experts, DequantizedContract):
+      raise ValueError(
+          f"PackedDecoderContract: experts={self.experts!r} is no contract of"
+          " packed experts."
+      )
+    document.check_choice(
+        "PackedDecoderContract", "plan", self.plan,
+        ("stable",) if planned else ("none",),
+    )
+    if not planned:
+      return
+    if self.router.gate_dtype != "float32":
+      raise ValueError(
+          f"PackedDecoderContract: gate_dtype={self.router.gate_dtype!r}; the"
+          " packed layer takes float32 gates and rounds them itself."
+      )
+    differing = combine.differing_fields(self.combine, self.experts.combine)
+    if differing:
+      raise ValueError(
+          "PackedDecoderContract: the combines of decoder and experts differ"
+          f" in {differing}."
+      )
+
+  @property
+  def router(self):
+    """The contract of every router."""
+    return self.decoder.router
+
+  @property
+  def combine(self) -> combine.CombineContract:
+    """The contract of every combine."""
+    return self.decoder.combine
+
+
+def dequantized_decoder(
+    decoder: decoder_lib.DecoderContract, *, dtype: str, group_size: int
+) -> PackedDecoderContract:
+  """Returns a decoder's contract with dequantised experts."""
+  experts = DequantizedContract("dequantized", dtype, group_size)
+  return PackedDecoderContract(
+      f"{decoder.name}_dequantized", decoder, experts, "none"
+  )
+
+
+def marlin_decoder(
+    decoder: decoder_lib.DecoderContract, experts: PackedMoeContract
+) -> PackedDecoderContract:
+  """Returns a decoder's contract with the experts of vLLM's Marlin.
+
+  The router hands float32 gates over, and the combine is that of the experts,
+  whatever the decoder's contract said.
+  """
+  router = dataclasses.replace(decoder.router, gate_dtype="float32")
+  decoder = dataclasses.replace(
+      decoder, router=router, combine=experts.combine
+  )
+  return PackedDecoderContract(
+      f"{decoder.name}_{experts.name}", decoder, experts, "stable"
   )

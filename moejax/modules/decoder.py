@@ -16,12 +16,14 @@ import numpy as np
 
 from moejax.contracts import decoder as decoder_contract
 from moejax.contracts import ops as ops_lib
+from moejax.contracts import packed_moe
 from moejax.contracts import state as state_lib
 from moejax.modules import attention
 from moejax.modules import config as config_lib
 from moejax.modules import experts
 from moejax.modules import moe
 from moejax.modules import norm
+from moejax.modules import packed_experts
 from moejax.modules import rotary
 from moejax.modules import tap as tap_lib
 from moejax.numerics import expert_rows
@@ -66,16 +68,24 @@ class Decoder(nnx.Module):
       self,
       config: config_lib.DecoderConfig,
       params: Mapping,
-      contract: decoder_contract.DecoderContract,
+      contract: (
+          decoder_contract.DecoderContract | packed_moe.PackedDecoderContract
+      ),
       operations: ops_lib.Operations,
   ):
     """Builds a decoder.
 
     Args:
       config: The shape.
-      params: Nested arrays, as `parameter_shapes` lists them.
+      params: Nested arrays, as `parameter_shapes` lists them. In the place of
+        a layer's "gate_up" and "down" their AWQ tensors may stand.
       contract: Router and combine; its reductions are in `operations`.
       operations: The arithmetic.
+
+    Raises:
+      ValueError: the contract speaks of packed experts and no layer has any,
+        or the reverse.
+      UnsupportedError: packed experts do not fit the contract's tiles.
     """
     self.config = config
     self.embedding = nnx.Param(params["embedding"])
@@ -83,6 +93,15 @@ class Decoder(nnx.Module):
         Layer(params["layers"][i], config, contract, i, operations)
         for i in range(config.num_layers)
     ])
+    packed = isinstance(contract, packed_moe.PackedDecoderContract)
+    if packed and not any(
+        packed_experts.is_packed(params["layers"][i]["moe"])
+        for i in config.sparse_layers
+    ):
+      raise ValueError(
+          f"contract {contract.name!r} is that of packed experts, and no layer"
+          " has any."
+      )
     self.final_norm = norm.RMSNorm(
         params["final_norm"], config.norm_epsilon, operations
     )
@@ -90,6 +109,14 @@ class Decoder(nnx.Module):
         None if config.tied_embeddings else nnx.Param(params["lm_head"])
     )
     self.ops = operations
+
+  def packed_summary(self) -> dict:
+    """Which layers hold packed experts, see `packed_experts.summary`."""
+    return packed_experts.summary({
+        index: layer.moe.experts
+        for index, layer in enumerate(self.layers)
+        if layer.moe is not None
+    })
 
   def __call__(
       self,

@@ -75,14 +75,22 @@ class Experts(nnx.Module):
           f"contraction={contract.contraction!r}: the decoder rounds its"
           " terms before it adds them."
       )
-    self.gate_up = nnx.Param(params["gate_up"])
-    self.down = nnx.Param(params["down"])
     self.contract = contract
     self.layer = layer
     self.limit = limit
     self.wide = wide
     self.block = block
     self.ops = operations
+    self.hold(params)
+
+  def hold(self, params: dict) -> None:
+    """Keeps the weights; other kinds of weights are held by subclasses."""
+    self.gate_up = nnx.Param(params["gate_up"])
+    self.down = nnx.Param(params["down"])
+
+  def weights(self) -> tuple[jax.Array, jax.Array]:
+    """Returns gate_up [expert, 2 I, k] and down [expert, n, I]."""
+    return self.gate_up[...], self.down[...]
 
   def __call__(
       self,
@@ -96,6 +104,7 @@ class Experts(nnx.Module):
       ValueError: the gate multiplies the input and a token has several slots.
     """
     ops, contract = self.ops, self.contract
+    gate_up_weight, down_weight = self.weights()
     tokens, top_k = route.ids.shape
     site = contract.gate_site
     if site == "input" and top_k != 1:
@@ -126,7 +135,7 @@ class Experts(nnx.Module):
       rows = by_slot("gated_input", gated(rows))
     rows = quantized("input_quantized", rows)
     both = ops.expert_linear(
-        rows, self.gate_up[...], expert_of_row, "expert_gemm"
+        rows, gate_up_weight, expert_of_row, "expert_gemm"
     )
     gate, up = jnp.split(by_slot("gate_up", both), 2, axis=-1)
     if self.wide:
@@ -144,7 +153,7 @@ class Experts(nnx.Module):
       )
     product = quantized("activation_quantized", product)
     out = ops.expert_linear(
-        product, self.down[...], expert_of_row, "expert_gemm"
+        product, down_weight, expert_of_row, "expert_gemm"
     )
     out = by_slot("down", out).reshape(tokens, top_k, -1)
     terms = tap("terms", ops.gate_terms(out, route.gates, contract))

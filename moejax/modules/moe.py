@@ -9,7 +9,9 @@ import jax.numpy as jnp
 
 from moejax.contracts import decoder as decoder_contract
 from moejax.contracts import ops as ops_lib
+from moejax.contracts import packed_moe
 from moejax.modules import experts
+from moejax.modules import packed_experts
 from moejax.modules import router
 from moejax.modules import tap as tap_lib
 
@@ -20,12 +22,30 @@ class MoE(nnx.Module):
   def __init__(
       self,
       params: dict,
-      contract: decoder_contract.DecoderContract,
+      contract: (
+          decoder_contract.DecoderContract | packed_moe.PackedDecoderContract
+      ),
       layer: int,
       operations: ops_lib.Operations,
   ):
+    """Takes "router", "gate_up" and "down" of the parameters.
+
+    Raises:
+      ValueError: the experts are packed, and the contract does not say how
+        packed experts run.
+    """
     self.router = router.Router(params["router"], contract.router, operations)
-    self.experts = experts.Experts(params, contract.combine, layer, operations)
+    if not packed_experts.is_packed(params):
+      self.experts = experts.Experts(
+          params, contract.combine, layer, operations
+      )
+    elif isinstance(contract, packed_moe.PackedDecoderContract):
+      self.experts = packed_experts.build(params, contract, layer, operations)
+    else:
+      raise ValueError(
+          f"layer {layer}: the experts are packed, and contract"
+          f" {contract.name!r} does not say how packed experts run."
+      )
     self.num_experts = params["router"].shape[0]
 
   def __call__(

@@ -91,6 +91,7 @@ _QWEN3_MOE: dict[str, str] = {
     "moe.experts.down": "token,slot,embed",
     "moe.experts.terms": "token,slot,embed",
     "moe.experts.combine": "token,embed",
+    "moe.experts.packed_elements": "token,slot,gemm",
     "mlp.gate_proj": "token,hidden",
     "mlp.silu": "token,hidden",
     "mlp.up_proj": "token,hidden",

@@ -158,6 +158,7 @@ _OPERATIONS = {
     "moe.experts.down": "the experts' second projection",
     "moe.experts.terms": "gate times expert output",
     "moe.experts.combine": "the sum of the experts' outputs",
+    "moe.experts.packed_elements": "the count of packed GEMM outputs",
     "moe.experts": "the experts' activation",
     "mlp": "the dense feed-forward part",
     "output": "the residual stream after the layer",

@@ -19,6 +19,7 @@ Layer: torch_bridge. Needs no torch.
 """
 
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
@@ -147,8 +148,8 @@ def load_parameters(
   if form != "per_expert":
     layout = _find_layout(checkpoint, config, rows)
     rows = tuple(_in_layout(row, layout) for row in rows)
-  _check_headers(checkpoint, rows, config.dtype)
-  params = {row.path: _read(checkpoint, row) for row in rows}
+  check_headers(checkpoint, rows, config.dtype)
+  params = {row.path: read(checkpoint, row) for row in rows}
   if form != "per_expert":
     for layer in config.sparse_layers:
       pair = f"layers.{layer}.moe.gate_up", f"layers.{layer}.moe.down"
@@ -186,14 +187,16 @@ def to_hf(
   if wrong:
     listing = tensor_checks.listing(wrong)
     raise ValueError(f"parameters do not fit the config: {listing}.")
-  return _pieces(params, rows)
+  return (
+      piece for row in rows for piece in pieces(row, params[row.path])
+  )
 
 
-def _pieces(params, rows):
-  for row in rows:
-    array = np.ascontiguousarray(params[row.path])
-    pieces = array.reshape(len(row.names), *row.source_shape)
-    yield from zip(row.names, pieces, strict=True)
+def pieces(row: Row, array: Any) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields (name, tensor) of one parameter, the inverse of `read`."""
+  array = np.ascontiguousarray(array)
+  parts = array.reshape(len(row.names), *row.source_shape)
+  yield from zip(row.names, parts, strict=True)
 
 
 def _row(path: str, shape: tuple[int, ...], form: str) -> Row:
@@ -246,8 +249,14 @@ def _find_layout(checkpoint, config, rows) -> str:
     raise refusal.HarnessError(f"{checkpoint.folder}: {error}") from error
 
 
-def _check_headers(checkpoint, rows, dtype: str) -> None:
-  """Refuses wrong shapes and dtypes before any weight is read."""
+def check_headers(
+    checkpoint: checkpoint_lib.Checkpoint, rows: Iterable[Row], dtype: str
+) -> None:
+  """Refuses wrong shapes and dtypes before any weight is read.
+
+  Raises:
+    refusal.HarnessError: there are some; the message lists them.
+  """
   shapes, dtypes = [], []
   for row in rows:
     for name in row.names:
@@ -263,8 +272,12 @@ def _check_headers(checkpoint, rows, dtype: str) -> None:
   )
 
 
-def _read(checkpoint, row: Row) -> np.ndarray:
-  """Reads the tensors of a row and refuses weights that are not finite."""
+def read(checkpoint: checkpoint_lib.Checkpoint, row: Row) -> np.ndarray:
+  """Reads the tensors of a row as one array of our shape, bits unchanged.
+
+  Raises:
+    refusal.HarnessError: a weight is not finite.
+  """
   arrays = []
   for name in row.names:
     array = checkpoint.array(name)

@@ -51,6 +51,11 @@ def is_skipped(module_name: str, entries: Iterable[str]) -> bool:
   return _entry_for(module_name, _checked(entries)) is not None
 
 
+def is_projection(module_name: str) -> bool:
+  """Whether a packer packs a module unless it is told not to."""
+  return _LINEAR.fullmatch(module_name) is not None
+
+
 def conflicts(
     tensor_names: Iterable[str], entries: Iterable[str]
 ) -> tuple[Conflict, ...]:
@@ -73,7 +78,7 @@ def conflicts(
     entry = _entry_for(module, entries)
     if module in packed and entry is not None:
       found.append(Conflict(module, PACKED, entry))
-    if module in plain and entry is None and _LINEAR.fullmatch(module):
+    if module in plain and entry is None and is_projection(module):
       found.append(Conflict(module, UNPACKED, None))
   return tuple(found)
 
