@@ -19,7 +19,7 @@ from absl import flags
 
 from experiments import binary
 from experiments import environment
-from experiments import pallas_backend
+from experiments.packed import pallas_backend
 from experiments import progress
 from moejax.contracts import refusal
 from moejax.protocols import packed_fixture
