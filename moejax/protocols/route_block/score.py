@@ -69,8 +69,8 @@ def score(
   }
   try:
     outcomes = _outcomes(request, manifest, place, source, binary, progress)
-    relations.consequences(request, outcomes)
     relations.relations(outcomes)
+    relations.consequences(request, outcomes)
   except checks.Rejected as error:
     return found | {"reason": error.reason, "detail": error.detail}
   return found | {"accepted": True} | _shown(outcomes)
