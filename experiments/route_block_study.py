@@ -73,7 +73,6 @@ def main() -> int:
   binary.last_line({
       "schema": "route_block_run/1",
       "backend": maker.backend,
-      "out": _OUT.value,
       "request": manifest["request"],
       "cells": len(request.cells()),
       "seconds": round(time.monotonic() - start, 1),

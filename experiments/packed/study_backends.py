@@ -22,9 +22,8 @@ from moejax.protocols.route_block import identity
 from moejax.protocols.route_block import request as request_lib
 from moejax.protocols.route_block import study
 from torch_bridge import awq_bits
-from torch_bridge import vllm_marlin
 
-SOURCE_PACKAGES = ("moejax", "pallas_kernels", "torch_bridge", "experiments")
+_SOURCE_PACKAGES = ("moejax", "pallas_kernels", "torch_bridge", "experiments")
 _ROOT = pathlib.Path(__file__).parents[2]
 _OUR_BINARIES = {
     "oracle": ("numpy", "ml_dtypes"),
@@ -35,7 +34,7 @@ _OUR_BINARIES = {
 
 def source() -> str:
   """Returns the digest of the source files that run now."""
-  return identity.source(_ROOT, SOURCE_PACKAGES)
+  return identity.source(_ROOT, _SOURCE_PACKAGES)
 
 
 def maker(
@@ -73,14 +72,19 @@ def maker(
   compute: Callable = {
       "oracle": lambda: oracle_cells(workers),
       "pallas": lambda: device_cells(pallas_backend.Pallas()),
-      "vllm": lambda: device_cells(
-          vllm_marlin.Vllm(moe_extension, ops_extension)
-      ),
+      "vllm": lambda: device_cells(_vllm(moe_extension, ops_extension)),
   }[backend]()
   return study.Maker(
       backend, compute, _binary(backend, extensions), source,
       environment.describe(),
   )
+
+
+def _vllm(moe_extension: str, ops_extension: str) -> awq_bits.Backend:
+  # Here, because the oracle and the scorer run on machines without torch.
+  from torch_bridge import vllm_marlin  # pylint: disable=g-import-not-at-top
+
+  return vllm_marlin.Vllm(moe_extension, ops_extension)
 
 
 def oracle_cells(workers: int) -> study.Compute:

@@ -41,6 +41,7 @@ REASONS = (
     "replicates",
     "consequences",
     "relation",
+    "oracle",
 )
 
 

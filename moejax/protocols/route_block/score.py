@@ -32,6 +32,7 @@ def score(
     folder: str | pathlib.Path,
     source: str,
     binary: str = "",
+    replay: study_lib.Compute | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> dict[str, Any]:
   """Returns the score as JSON values.
@@ -42,6 +43,8 @@ def score(
       that of the scorer's own.
     binary: The digest of the binary identity that it must have; "" pins none,
       and the score says so.
+    replay: The oracle, to compute each outcome anew and compare it in bits;
+      None leaves that out, and the score says so.
     progress: Told (stage, done, of how many).
 
   Returns:
@@ -65,12 +68,22 @@ def score(
       "source": manifest["source"],
       "binary": manifest["binary"],
       "binary_pinned": bool(binary),
+      "replayed": replay is not None,
       "cells": len(request.cells()),
   }
+  made = fixture_lib.make(request)
   try:
-    outcomes = _outcomes(request, manifest, place, source, binary, progress)
+    _identities(manifest, source, binary)
+    checks.contracts(request, manifest)
+    checks.fixture(
+        place, manifest, study_lib.fixture_document(request, made),
+        study_lib.fixture_tensors(made),
+    )
+    outcomes = _outcomes(request, made, manifest, place, progress)
     relations.relations(outcomes)
     relations.consequences(request, outcomes)
+    if replay is not None:
+      _replay(request, made, outcomes, replay, progress)
   except checks.Rejected as error:
     return found | {"reason": error.reason, "detail": error.detail}
   return found | {"accepted": True} | _shown(outcomes)
@@ -99,16 +112,9 @@ def _request(manifest) -> request_lib.StudyRequest:
 
 
 def _outcomes(
-    request, manifest, place, source, binary, progress
+    request, made, manifest, place, progress
 ) -> dict[tuple[str, str], relations.Outcome]:
-  """Checks everything up to five equal outcomes, and returns those."""
-  _identities(manifest, source, binary)
-  checks.contracts(request, manifest)
-  made = fixture_lib.make(request)
-  checks.fixture(
-      place, manifest, study_lib.fixture_document(request, made),
-      study_lib.fixture_tensors(made),
-  )
+  """Checks every cell, and that replicates are equal; returns the outcomes."""
   records = store.read_records(place)
   checks.cells(request, place, records)
   outcomes, cells = {}, request.cells()
@@ -128,6 +134,30 @@ def _outcomes(
       )
     progress("cells", cell.ordinal + 1, len(cells))
   return outcomes
+
+
+def _replay(request, made, outcomes, compute, progress) -> None:
+  """Computes each distinct plan and grid anew, and compares all bits."""
+  jobs = {}
+  for key, o in outcomes.items():
+    jobs.setdefault((o.blocks.sorted_routes.tobytes(), o.grid), []).append(key)
+  wanted = [outcomes[keys[0]] for keys in jobs.values()]
+  found = compute(
+      request, made.inputs, [study_lib.Job(o.blocks, o.grid) for o in wanted]
+  )
+  for number, (keys, surfaces) in enumerate(
+      zip(jobs.values(), found, strict=True), 1
+  ):
+    stages = record_lib.stages(surfaces._asdict())
+    for arm, history in keys:
+      noted = outcomes[arm, history].stages
+      names = [n for n in stages if stages[n] != noted[n]]
+      if names:
+        raise checks.Rejected(
+            "oracle",
+            f"{arm} {history}: {', '.join(names)} is not the oracle's.",
+        )
+    progress("oracle", number, len(jobs))
 
 
 def _identities(manifest, source: str, binary: str) -> None:

@@ -363,6 +363,20 @@ class RelationTest(parameterized.TestCase):
     self.assertEqual(found["reason"], "replicates")
     self.assertIn("native_H0_4", found["detail"])
 
+  def test_a_consistent_lie_that_only_the_oracle_sees(self):
+    # W13 of all cells alike, in one element that no arm changes.
+    place = sample.folder(self) / "study"
+    sample.make(place, how=sample.lying(
+        lambda _: True, lambda s, _: sample.turned(s, "w13")
+    ))
+    self.assertTrue(lib.score(place, sample.SOURCE)["accepted"])
+    found = lib.score(place, sample.SOURCE, replay=sample.compute)
+    self.assertEqual(found["reason"], "oracle")
+    self.assertEqual(found["detail"], "native H0: w13 is not the oracle's.")
+    honest = sample.make(sample.folder(self) / "study")
+    found = lib.score(honest, sample.SOURCE, replay=sample.compute)
+    self.assertTrue(found["accepted"] and found["replayed"])
+
   def test_a_fixture_whose_histories_do_not_part_is_rejected(self):
     request = dataclasses.replace(sample.REQUEST, seed=3)
     found = self._score(lambda _: False, None, request)
