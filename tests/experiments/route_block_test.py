@@ -46,12 +46,12 @@ class ProgramsTest(absltest.TestCase):
     place, out = folder / "study", folder / "tables"
     code, stdout, stderr = _program(
         "route_block_study", "--backend=oracle", f"--request={request}",
-        f"--out={place}", "--replicates=2", "--workers=2",
+        f"--out={place}", "--replicates=1", "--workers=2",
     )
     self.assertEqual(code, 0, stderr)
     run = json.loads(stdout.splitlines()[-1])
-    self.assertEqual((run["schema"], run["cells"]), ("route_block_run/1", 28))
-    self.assertEqual(run["request"]["replicates"], 2)
+    self.assertEqual((run["schema"], run["cells"]), ("route_block_run/1", 14))
+    self.assertEqual(run["request"]["replicates"], 1)
     self.assertEqual(run["binary"]["device"], "cpu")
 
     code, stdout, stderr = _program(
@@ -88,6 +88,14 @@ class ProgramsTest(absltest.TestCase):
       self.assertEqual((code, stdout), (2, ""))
       self.assertIn(message, stderr)
     self.assertEqual([p.name for p in folder.iterdir()], ["notes.txt"])
+
+  def test_the_scorer_needs_no_torch(self):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, experiments.score_route_block;"
+         " sys.exit('torch' in sys.modules)"],
+        cwd=_ROOT, check=False,
+    )
+    self.assertEqual(done.returncode, 0)
 
   def test_no_study_is_a_usage_error_and_not_a_rejection(self):
     code, _, stderr = _program(

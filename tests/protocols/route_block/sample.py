@@ -33,6 +33,7 @@ REQUEST = request_lib.StudyRequest(
     thread_n=64,
     grid=14,
     other_grid=22,
+    replicates=2,
 )
 SOURCE = "5" * 64
 

@@ -29,7 +29,7 @@ class StoreTest(parameterized.TestCase):
   def test_whole(self):
     sample.make(self.root / "deep" / "study")
     names = _files(self.root / "deep" / "study")
-    self.assertLen(names, 73)
+    self.assertLen(names, 31)
     self.assertEqual([p.name for p in self.root.iterdir()], ["deep"])
     self.assertEqual(
         [p.name for p in (self.root / "deep").iterdir()], ["study"]
