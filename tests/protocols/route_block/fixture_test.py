@@ -68,6 +68,20 @@ class FixtureTest(parameterized.TestCase):
         max(changed - {first, second}), request.low_blocks - 1
     )
 
+  @parameterized.parameters(*range(40))
+  def test_neither_history_is_stable_where_it_matters(self, seed):
+    # Of 15 memberships of a small fixture some seed's first draw hits one.
+    request = dataclasses.replace(sample.REQUEST, seed=seed)
+    made = lib.make(request)
+    plans = [
+        _plan(request, made, arm, history)
+        for arm, history in (
+            ("native", "H0"), ("native", "H1"), ("stable", "H0"),
+        )
+    ]
+    studied = {p.membership()[request.first_block][2] for p in plans}
+    self.assertLen(studied, 3)
+
   @parameterized.parameters("H0", "H1")
   def test_arms(self, history):
     request, made = _STUDY, lib.make(_STUDY)
@@ -96,6 +110,26 @@ class FixtureTest(parameterized.TestCase):
     self.assertNotIn(
         stable.membership()[40], (own.membership()[40], other.membership()[40])
     )
+
+  def test_what_is_declared_of_each_arm(self):
+    made = lib.make(_STUDY)
+    declared = [
+        arms.treatment(_STUDY, made, cell) for cell in _STUDY.cells()[:14:2]
+    ]
+    self.assertEqual(
+        [(d["arm"], d["plan_of"], d["injected"]) for d in declared],
+        [
+            ("native", "H0", False), ("own_plan", "H0", True),
+            ("other_plan", "H1", True), ("swap_inside", "H0", True),
+            ("exchange_across", "H0", True), ("other_grid", "H0", False),
+            ("stable", "stable", True),
+        ],
+    )
+    pairs = [d["changed_places"] for d in declared]
+    self.assertEqual(
+        [pairs.pop(3), pairs.pop(3)], [list(made.swapped), list(made.exchanged)]
+    )
+    self.assertEqual(set(pairs), {None})
 
   def test_only_one_arm_runs_another_grid(self):
     made = lib.make(_STUDY)

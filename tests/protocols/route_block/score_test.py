@@ -242,6 +242,10 @@ class ScoreTest(parameterized.TestCase):
     found = lib.score(self.study, "6" * 64)
     self.assertEqual(found["reason"], "source_identity")
 
+  def test_another_binary_than_the_pinned_one_is_rejected(self):
+    found = lib.score(self.study, sample.SOURCE, "6" * 64)
+    self.assertEqual(found["reason"], "binary_identity")
+
   def test_a_consistent_change_of_the_request_is_no_study_of_its_seed(self):
     def change(manifest):
       manifest["request"]["seed"] += 1

@@ -1,6 +1,7 @@
 """A study is written whole or not at all, and never over what is not one."""
 
 import pathlib
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -54,6 +55,20 @@ class StoreTest(parameterized.TestCase):
       )
     self.assertEqual(_files(self.root / "study"), before)
     self.assertEqual([p.name for p in self.root.iterdir()], ["study"])
+
+  def test_a_study_that_cannot_be_moved_leaves_the_earlier_one(self):
+    before = _files(sample.make(self.root / "study"))
+    rename = pathlib.Path.rename
+
+    def fail_for_the_new_one(path, target):
+      if path.name == "new":
+        raise OSError("planted")
+      return rename(path, target)
+
+    with mock.patch.object(pathlib.Path, "rename", fail_for_the_new_one):
+      with self.assertRaisesRegex(OSError, "planted"):
+        sample.make(self.root / "study")
+    self.assertEqual(_files(self.root / "study"), before)
 
   @parameterized.parameters("notes.txt", "raw2")
   def test_a_folder_with_other_things_is_refused_untouched(self, name):
