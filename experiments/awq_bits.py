@@ -17,10 +17,10 @@ import pathlib
 
 from absl import flags
 
-from experiments import binary
-from experiments import environment
-from experiments.packed import pallas_backend
-from experiments import progress
+from experiments import pallas_backend
+from experiments.support import binary
+from experiments.support import environment
+from experiments.support import progress
 from moejax.contracts import refusal
 from moejax.protocols import packed_fixture
 from torch_bridge import awq_bits

@@ -15,10 +15,11 @@ import pathlib
 from absl import flags
 import rich.console
 
-from experiments import binary
-from experiments import environment
-from experiments import progress
-from experiments import shipped
+from experiments.support import binary
+from experiments.support import environment
+from experiments.support import progress
+from experiments.support import shipped
+from moejax.contracts import deepseek_v4
 from moejax.contracts import named_combines
 from moejax.contracts import refusal
 from moejax.protocols import outcome
@@ -55,6 +56,13 @@ _COMBINE = flags.DEFINE_string(
     "transformers_grouped_mm",
     "Combine contract of our decoder: a JSON file or one of"
     f" {', '.join(named_combines.NAMES)}.",
+)
+_GRAPH = flags.DEFINE_enum(
+    "graph",
+    "transformers",
+    deepseek_v4.GRAPH_NAMES,
+    "Where our decoder rounds apart from its combine. DeepSeek-V4 has the graph"
+    " of the release's own code too.",
 )
 _STEPS = flags.DEFINE_integer(
     "decode_steps",
@@ -93,6 +101,7 @@ def main() -> int:
         reference=_REFERENCE.value,
         experts_implementation=_EXPERTS.value,
         combine=_COMBINE.value,
+        graph=_GRAPH.value,
         decode_steps=_STEPS.value,
         arithmetics=tuple(_ARITHMETICS.value),
         taps=_TAPS.value,

@@ -25,9 +25,9 @@ import time
 
 from absl import flags
 
-from experiments import binary
-from experiments import progress
-from experiments.packed import study_backends
+from experiments.support import binary
+from experiments.support import progress
+from experiments.support import study_backends
 from moejax.contracts import document
 from moejax.contracts import refusal
 from moejax.protocols.route_block import request as request_lib

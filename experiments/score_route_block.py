@@ -17,9 +17,9 @@ import os
 
 from absl import flags
 
-from experiments import binary
-from experiments import progress
-from experiments.packed import study_backends
+from experiments.support import binary
+from experiments.support import progress
+from experiments.support import study_backends
 from moejax.contracts import refusal
 from moejax.protocols.route_block import score
 from moejax.protocols.route_block import tables

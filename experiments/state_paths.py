@@ -16,10 +16,10 @@ import pathlib
 from absl import flags
 import numpy as np
 
-from experiments import binary
-from experiments import environment
-from experiments import progress
-from experiments import shipped
+from experiments.support import binary
+from experiments.support import environment
+from experiments.support import progress
+from experiments.support import shipped
 from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import document
 from moejax.contracts import named_combines

@@ -11,8 +11,8 @@ import pathlib
 
 from absl import flags
 
-from experiments import binary
-from experiments import shipped
+from experiments.support import binary
+from experiments.support import shipped
 from moejax.contracts import document
 from moejax.contracts import named_combines
 from moejax.numerics import reference_ops

@@ -30,6 +30,7 @@ from moejax.numerics import reference_ops
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import compare
 from moejax.protocols import explain
+from moejax.protocols import graph_clause
 from moejax.protocols import native_rules
 from moejax.protocols import outcome as outcome_lib
 from moejax.protocols import selections
@@ -105,7 +106,7 @@ class _Run:
           f" {request.checkpoint} computes in {dtype}."
       )
     self.combine: combine_contract.CombineContract = loaded
-    self.contracts = self.subject.contracts(loaded)
+    self.contracts = self.subject.contracts(loaded, request.graph)
     self.reference = self._open_reference()
     self.prompts = self._prompts()
     self.wanted = _WANTED[request.taps]
@@ -137,6 +138,7 @@ class _Run:
         prompts=self.prompts,
         decode=self.subject.tokenizer.decode,
         top_k=self.subject.config.top_k,
+        clause=self._graph_clause,
     )
     report["request"] = dataclasses.asdict(self.request)
     report["request"]["arithmetics"] = list(self.request.arithmetics)
@@ -165,6 +167,16 @@ class _Run:
         dict(native.limits) if native else {},
         self._not_captured(),
     )
+
+  def _graph_clause(self, tap: str) -> str:
+    """The clause of our graph, if it is not the reference's, at a tap."""
+    if self.request.graph == "transformers":
+      return ""
+    ours, theirs = (
+        self.subject.contracts(self.combine, graph)["portable"]
+        for graph in (self.request.graph, "transformers")
+    )
+    return graph_clause.clause(tap, ours, theirs)
 
   def _not_captured(self) -> dict[str, str]:
     left = {

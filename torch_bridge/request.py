@@ -22,6 +22,8 @@ class Request:
     experts_implementation: Of transformers: "grouped_mm", "eager" or
       "batched_mm".
     combine: Name of a combine contract, or a JSON file with one.
+    graph: Where our decoder rounds apart from its combine: "transformers", or
+      another graph that the architecture has a name for.
     decode_steps: Tokens decoded after each prompt.
     arithmetics: Which of "portable" and "native" to run.
     taps: "all", or "boundaries" (logits, state, residual stream, routers),
@@ -33,6 +35,7 @@ class Request:
   reference: str = "transformers"
   experts_implementation: str = "grouped_mm"
   combine: str = "transformers_grouped_mm"
+  graph: str = "transformers"
   decode_steps: int = 16
   arithmetics: tuple[str, ...] = ARITHMETICS
   taps: str = "all"

@@ -47,12 +47,18 @@ class Subject:
     )
 
   def contracts(
-      self, combine_contract: combine.CombineContract
+      self,
+      combine_contract: combine.CombineContract,
+      graph: str = "transformers",
   ) -> dict[str, Any]:
-    """{arithmetic: the decoder's contract in it}, under one combine."""
+    """{arithmetic: the decoder's contract in it}, under one combine.
+
+    Raises:
+      HarnessError: the architecture has no graph of that name.
+    """
     return {
         arithmetic: self.architecture.contract(
-            arithmetic, self.config, combine_contract
+            arithmetic, self.config, combine_contract, graph
         )
         for arithmetic in ("native", "portable")
     }

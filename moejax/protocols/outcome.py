@@ -77,6 +77,7 @@ def build(
     prompts: Sequence[trajectory.Prompt],
     decode: Callable[[Sequence[int]], str],
     top_k: int,
+    clause: Callable[[str], str] = lambda tap: "",
 ) -> dict:
   """Returns the report.
 
@@ -91,13 +92,16 @@ def build(
     prompts: With their texts.
     decode: Token ids to text.
     top_k: Slots of a route.
+    clause: Says which clause two contracts differ in at a tap, or nothing.
   """
   explained = _explanation(explanation, combine)
   arithmetics = {}
   for name, part in parts.items():
     arithmetics[name] = {
         "levels": part.levels,
-        "first_difference": _difference(part.comparison.first, explained),
+        "first_difference": _difference(
+            part.comparison.first, explained, clause
+        ),
         "missing": part.comparison.missing,
         "causes": part.causes,
         "taps": [_count(c) for c in part.comparison.counts.values()],
@@ -205,11 +209,13 @@ def _explanation(explanation, ours) -> dict | None:
   }
 
 
-def _difference(first: compare.Difference | None, explained) -> dict | None:
+def _difference(
+    first: compare.Difference | None, explained, clause
+) -> dict | None:
   if first is None:
     return None
   out = {k: _json(v) for k, v in dataclasses.asdict(first).items()}
-  out["clause"] = ""
+  out["clause"] = clause(first.operator)
   if first.operator in _COMBINE_TAPS and explained and explained["clauses"]:
     out["clause"] = "; ".join(
         f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"

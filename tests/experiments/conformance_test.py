@@ -11,7 +11,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 
-from experiments import shipped
+from experiments.support import shipped
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FILES = {

@@ -12,7 +12,7 @@ from absl.testing import absltest
 import numpy as np
 import safetensors.numpy
 
-from experiments import shipped
+from experiments.support import shipped
 from experiments import tiny_deepseek_v4
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -100,6 +100,43 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
             "state.indexer_state.keys",
         },
     )
+
+  def test_the_release_s_graph_parts_at_a_clause(self):
+    prompts = self.folder / "prompts.txt"
+    prompts.write_text("The rain\n", "utf-8")
+    checkpoint = self.folder / "model"
+    tiny_deepseek_v4.make(checkpoint, dtype="float32")
+    flags = (
+        f"--checkpoint={checkpoint}",
+        f"--prompts={prompts}",
+        "--decode_steps=0",
+        "--arithmetics=portable",
+        f"--out={self.folder / 'out'}",
+    )
+    done = _run("conformance", *flags, "--graph=deepseek_reference")
+    self.assertEqual(done.returncode, 1, done.stderr[-2000:])
+    first = _last(done)["first_difference"]
+    self.assertEqual(
+        (first["layer"], first["operator"], first["clause"]),
+        (
+            0,
+            "attention_hc.mixes",
+            "graph.hyper_scale: ours mixes, reference streams",
+        ),
+    )
+    # Quantisation works on blocks of 128, which this model is too small for.
+    done = _run("conformance", *flags, "--graph=deepseek_reference_quantized")
+    self.assertEqual(done.returncode, 4, done.stderr[-2000:])
+    self.assertRegex(done.stderr, "embed=64 is no multiple of")
+
+  def test_a_graph_of_another_architecture_is_refused(self):
+    done = _run(
+        "conformance",
+        "--graph=deepseek_reference",
+        f"--out={self.folder / 'out'}",
+    )
+    self.assertEqual(done.returncode, 2, done.stderr[-2000:])
+    self.assertIn("qwen3_moe has no graph 'deepseek_reference'", done.stderr)
 
   def test_another_architecture_is_refused_by_name(self):
     copy = self._copy()

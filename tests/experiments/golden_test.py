@@ -9,7 +9,7 @@ import json
 
 from absl.testing import absltest
 
-from experiments import shipped
+from experiments.support import shipped
 from experiments import write_golden
 from moejax.protocols import golden
 

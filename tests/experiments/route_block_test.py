@@ -11,8 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
-from experiments.packed import pallas_backend
-from experiments.packed import study_backends
+from experiments import pallas_backend
+from experiments.support import study_backends
 from moejax.contracts import document
 from moejax.contracts import refusal
 from moejax.protocols.route_block import arms

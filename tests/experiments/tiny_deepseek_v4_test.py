@@ -23,17 +23,17 @@ import numpy as np
 import safetensors.numpy
 import transformers
 
-from experiments import shipped
+from experiments.support import shipped
+from experiments.tiny import checkpoint_folder
 from experiments import tiny_deepseek_v4
 from experiments import tiny_qwen3_moe
-from experiments.tiny import checkpoint_folder
 from moejax.contracts import refusal
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import parameters
 from moejax.protocols import trajectory
 from tests import bits
-from torch_bridge.hf import tokenizer
 from torch_bridge.hf.deepseek_v4 import parameter_map
+from torch_bridge.hf import tokenizer
 from torch_bridge import torch_reference
 
 _ROOT = pathlib.Path(__file__).parents[2]

@@ -32,14 +32,15 @@ class Architecture:
     model_type: Its name.
     read: A folder to our config.
     parameters: (checkpoint, config) to {dotted path: array}.
-    contract: (arithmetic, config, combine contract) to the decoder's contract.
+    contract: (arithmetic, config, combine contract, name of a graph) to the
+      decoder's contract.
     build: (config, nested parameters, contract, operations) to a decoder.
   """
 
   model_type: str
   read: Callable[[pathlib.Path], Any]
   parameters: Callable[[checkpoint_lib.Checkpoint, Any], Mapping[str, Any]]
-  contract: Callable[[str, Any, Any], Any]
+  contract: Callable[[str, Any, Any, str], Any]
   build: Callable[[Any, Mapping, Any, Any], Any]
 
   def load(
@@ -50,9 +51,18 @@ class Architecture:
     return config, self.parameters(checkpoint, config)
 
   def decoder(self, config, params, contract, operations) -> Any:
-    """Returns a decoder over flat parameters."""
+    """Returns a decoder over flat parameters.
+
+    Raises:
+      UnsupportedError: the decoder cannot run under the contract.
+    """
     nested = qwen3_moe_decoder.nest(params)
-    return self.build(config, nested, contract, operations)
+    try:
+      return self.build(config, nested, contract, operations)
+    except (ValueError, NotImplementedError) as error:
+      raise refusal.UnsupportedError(
+          f"no {self.model_type} decoder under this contract: {error}"
+      ) from error
 
 
 def of(folder: pathlib.Path) -> Architecture:
@@ -74,14 +84,28 @@ def of(folder: pathlib.Path) -> Architecture:
   )
 
 
-def _qwen3_moe_contract(arithmetic, config, combine):
+def _qwen3_moe_contract(arithmetic, config, combine, graph):
+  _check_graph("qwen3_moe", graph, ("transformers",))
   make = getattr(decoder_contract, arithmetic)
   return make(qwen3_moe.router_contract(config), combine)
 
 
-def _deepseek_v4_contract(arithmetic, config, combine):
+def _deepseek_v4_contract(arithmetic, config, combine, graph):
+  _check_graph("deepseek_v4", graph, deepseek_v4_contract.GRAPH_NAMES)
+  chosen = deepseek_v4_contract.graph_named(graph)
   router = deepseek_v4.router_contract(config)
-  return deepseek_v4_contract.of(arithmetic, router, combine)
+  if chosen is not deepseek_v4_contract.TRANSFORMERS:
+    router = deepseek_v4_contract.deepseek_reference(
+        arithmetic, config.top_k, config.gate_scale
+    ).router
+  return deepseek_v4_contract.of(arithmetic, router, combine, chosen)
+
+
+def _check_graph(model_type, graph, known) -> None:
+  if graph not in known:
+    raise refusal.HarnessError(
+        f"{model_type} has no graph {graph!r}, only {', '.join(known)}."
+    )
 
 
 _TABLE = (

@@ -5,7 +5,7 @@ Layer: experiments.
 
 import pathlib
 
-_HERE = pathlib.Path(__file__).parent
+_HERE = pathlib.Path(__file__).parents[1]
 
 CHECKPOINT = _HERE / "checkpoints" / "tiny_qwen3_moe"
 PROMPTS = CHECKPOINT / "prompts.json"

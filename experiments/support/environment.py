@@ -25,7 +25,7 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def describe() -> dict:

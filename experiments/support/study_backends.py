@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from experiments import environment
-from experiments.packed import pallas_backend
+from experiments import pallas_backend
+from experiments.support import environment
 from moejax.contracts import refusal
 from moejax.numerics.packed import oracle
 from moejax.protocols import packed_fixture
