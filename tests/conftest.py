@@ -8,6 +8,7 @@ import os
 
 import hypothesis as hp
 import jax
+import pytest
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -21,3 +22,10 @@ hp.settings.register_profile(
     max_examples=25,
 )
 hp.settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+  """Drops compiled programs after each file: few are shared, all take memory."""
+  yield
+  jax.clear_caches()

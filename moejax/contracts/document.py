@@ -115,7 +115,9 @@ def check_choice(owner: str, field: str, value: Any, choices: tuple) -> None:
 
 def _value(kind: Any, value: Any) -> Any:
   if isinstance(kind, types.UnionType):
-    kind = _member(get_args(kind), value)
+    contracts = tuple(filter(dataclasses.is_dataclass, get_args(kind)))
+    if contracts and value is not None:
+      kind = _member(contracts, value)
   if dataclasses.is_dataclass(kind):
     return from_dict(kind, value)
   return _tuples(value)

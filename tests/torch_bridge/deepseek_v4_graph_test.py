@@ -152,7 +152,11 @@ class GraphTest(parameterized.TestCase):
         windows = end // rate - step.start // rate
         found = step.taps.get(name)
         self.assertEqual(0 if found is None else len(found), windows)
-      visible = step.taps["layers.1.attention.indexer.visible"]
+      # A tap without an element is no part of a capture.
+      visible = step.taps.get("layers.1.attention.indexer.visible")
+      self.assertEqual(visible is None, end < 4)
+      if visible is None:
+        continue
       self.assertEqual(visible.dtype, np.int32)
       positions = step.taps["positions"]
       np.testing.assert_array_equal(
@@ -164,8 +168,8 @@ class GraphTest(parameterized.TestCase):
         [_prompt(2)], 2, arithmetic="portable"
     )[0]
     name = "layers.1.attention.indexer.visible"
-    shapes = [step.taps[name].shape for step in capture.steps]
-    self.assertEqual(shapes, [(2, 0), (1, 0), (1, 1)])
+    self.assertEqual([name in s.taps for s in capture.steps], [0, 0, 1])
+    self.assertEqual(capture.steps[2].taps[name].shape, (1, 1))
 
   def test_what_an_indexer_shows_is_what_attention_reads(self):
     step = _reference(dtype="float32").run([_prompt(45)], 0)[0].steps[0]
