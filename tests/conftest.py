@@ -26,6 +26,6 @@ hp.settings.load_profile("repeatable")
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs():
-  """Drops compiled programs after each file: few are shared, all take memory."""
+  """Drops programs after each file: few are shared, all take memory."""
   yield
   jax.clear_caches()
