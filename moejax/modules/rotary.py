@@ -124,6 +124,25 @@ def tables(
   )
   angle = tap("angle", angle)
   angle = jnp.concatenate([angle, angle], axis=-1)
+  return cos_and_sin(angle, factor, dtype, ops, tap)
+
+
+def cos_and_sin(
+    angle: jax.Array,
+    factor: float,
+    dtype: str,
+    ops: ops_lib.Operations,
+    tap: tap_lib.Tap,
+) -> tuple[jax.Array, jax.Array]:
+  """R_dtype(R(R(cos(angle)) * factor)), and the same of sin.
+
+  Args:
+    angle: Any shape, float32.
+    factor: From `attention_factor`.
+    dtype: Of the tables.
+    ops: The operations.
+    tap: Sees every step.
+  """
   cos = tap("cosine", ops.cos(angle))
   cos = tap("cosine_scaled", ops.scale(cos, factor))
   sin = tap("sine", ops.sin(angle))

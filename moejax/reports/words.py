@@ -218,6 +218,10 @@ _GROUPS = {
     "state": "final state",
     "window_kv": "window KV",
     "compressed_kv": "compressed KV",
+    "compressor_state": "compressor",
+    "indexer_state": "indexer",
+    "kv": "KV",
+    "previous_kv": "previous KV",
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import ops as ops_lib
+from moejax.modules import rotary
 from moejax.modules import tap as tap_lib
 from moejax.numerics import moves
 
@@ -38,14 +39,7 @@ def tables(
   """
   angle = ops.multiply(positions[..., None].astype(jnp.float32), frequencies)
   angle = tap("angle", angle)
-  cos = tap("cosine", ops.cos(angle))
-  cos = tap("cosine_scaled", ops.scale(cos, factor))
-  sin = tap("sine", ops.sin(angle))
-  sin = tap("sine_scaled", ops.scale(sin, factor))
-  if dtype != "float32":
-    cos = tap("cos", ops.cast(cos, dtype))
-    sin = tap("sin", ops.cast(sin, dtype))
-  return cos, sin
+  return rotary.cos_and_sin(angle, factor, dtype, ops, tap)
 
 
 def turn(
