@@ -5,7 +5,9 @@
 Takes digests of the raw tensors anew, derives fixture, plans, memberships and
 schedules from the request, checks treatments, grids and identities, asks for
 equal outcomes of all replicates, and checks the relations of the seven arms.
---replay also computes each plan and grid on the oracle and compares all bits.
+--replay also computes each plan and grid on the oracle and compares all bits;
+--against names a study of the same request on another backend, whose raw
+tensors must have the same bits, and may be given several times.
 Ends with one JSON document. --out names a folder for the route_block_*.tsv
 tables of an accepted study.
 
@@ -37,6 +39,9 @@ _BINARY = flags.DEFINE_string(
 _REPLAY = flags.DEFINE_bool(
     "replay", False, "Computes each outcome anew on the oracle."
 )
+_AGAINST = flags.DEFINE_multi_string(
+    "against", [], "Folder of a study of the same request to compare with."
+)
 _WORKERS = flags.DEFINE_integer(
     "workers", os.cpu_count(), "Processes that run the oracle.", lower_bound=1
 )
@@ -52,7 +57,7 @@ def main() -> int:
   with progress.stages() as report:
     found = score.score(
         _STUDY.value, _SOURCE.value or study_backends.source(), _BINARY.value,
-        replay, report,
+        replay, report, _AGAINST.value,
     )
   if found["accepted"] and _OUT.value:
     tables.write(found, _OUT.value)

@@ -57,12 +57,14 @@ class ProgramsTest(absltest.TestCase):
     code, stdout, stderr = _program(
         "score_route_block", f"--study={place}", f"--out={out}",
         f"--binary={run['binary']['digest']}", "--replay", "--workers=1",
+        f"--against={place}",
     )
     self.assertEqual(code, 0, stderr)
     found = json.loads(stdout.splitlines()[-1])
     self.assertEqual(found["schema"], "route_block_score/1")
     self.assertTrue(found["accepted"] and found["binary_pinned"])
     self.assertTrue(found["replayed"])
+    self.assertEqual(found["agreement"][0]["backend"], "oracle")
     self.assertEqual(found["source"], study_backends.source())
     self.assertCountEqual((p.name for p in out.iterdir()), tables.NAMES)
 
