@@ -20,6 +20,7 @@ import os
 from absl import flags
 
 from experiments.support import binary
+from experiments.support import environment
 from experiments.support import progress
 from experiments.support import study_backends
 from moejax.contracts import refusal
@@ -56,7 +57,7 @@ def main() -> int:
     replay = study_backends.oracle_cells(_WORKERS.value)
   with progress.stages() as report:
     found = score.score(
-        _STUDY.value, _SOURCE.value or study_backends.source(), _BINARY.value,
+        _STUDY.value, _SOURCE.value or environment.source(), _BINARY.value,
         replay, report, _AGAINST.value,
     )
   if found["accepted"] and _OUT.value:
