@@ -51,9 +51,10 @@ def maker(
           "vLLM's kernels need --moe_extension and --ops_extension."
       )
     # Here, because a machine without torch can measure the other arms.
+    from torch_bridge import vllm_marlin  # pylint: disable=g-import-not-at-top
     from torch_bridge.performance import vllm_arms  # pylint: disable=g-import-not-at-top
 
-    return vllm_arms.VllmArms(*extensions)
+    return vllm_arms.VllmArms(vllm_marlin.Kernels(*extensions, fill=False))
 
   def pallas():
     return PallasArms(launch.LaunchConfig(interpret=protocol.interpret))

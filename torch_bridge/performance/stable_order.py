@@ -90,7 +90,9 @@ class Kernel:
     """
     try:
       self._launch = torch.cuda._compile_kernel(SOURCE, "stable_order")
-    except (AttributeError, OSError, RuntimeError) as error:
+    except (
+        AssertionError, AttributeError, OSError, RuntimeError
+    ) as error:  # What torch raises without CUDA, without NVRTC, on a fault.
       raise refusal.UnsupportedError(
           "the kernel of the stable order cannot be compiled here:"
           f" {type(error).__name__}: {error}"

@@ -20,6 +20,7 @@ from moejax.numerics.packed import awq_format
 from moejax.protocols.performance import run
 from torch_bridge import tensor_bits
 from torch_bridge import vllm_marlin
+from torch_bridge.performance import cuda_graph
 from torch_bridge.performance import stable_order
 
 
@@ -31,16 +32,22 @@ class VllmArms:
     refused: {arm: why it cannot}.
   """
 
-  def __init__(self, moe_extension: str, ops_extension: str):
-    """Loads the extension files.
+  def __init__(
+      self,
+      kernels: vllm_marlin.Kernels,
+      device: str = "cuda",
+      capture: Callable = cuda_graph.Captured,
+  ):
+    """Compiles what vLLM does not have.
 
-    Raises:
-      HarnessError: a file is missing or cannot be loaded.
-      UnsupportedError: there is no CUDA device.
+    Args:
+      kernels: vLLM's; they should not fill the buffers of results.
+      device: Where they run.
+      capture: Makes of calls what a sample replays.
     """
-    self._kernels = vllm_marlin.Kernels(
-        moe_extension, ops_extension, fill=False
-    )
+    self._kernels = kernels
+    self._device = device
+    self._capture = capture
     self.arms = ("vllm_native", "vllm_stable_sort", "vllm_layer", "vllm_w13")
     self.refused = {}
     try:
@@ -73,7 +80,7 @@ class VllmArms:
     calls = [
         self._call(arm, work, number) for number in range(len(work.inputs))
     ]
-    captured = _Captured(calls)
+    captured = self._capture(calls)
     captured.sample()
     taken = hashlib.sha256()
     for number, (plan, result) in enumerate(captured.results):
@@ -87,10 +94,16 @@ class VllmArms:
     """One request as a function of nothing: its plan and its result."""
     kernels, w13, w2 = self._kernels, self._w13, self._w2
     inputs, contract = work.inputs[number], work.contract
-    x = tensor_bits.to_torch(inputs.x).cuda()
-    gates = torch.from_numpy(inputs.gates.reshape(-1)).cuda()
-    ids = torch.from_numpy(inputs.expert_ids.astype(np.int32)).cuda()
-    stable = vllm_marlin.to_device(work.plans[number], work.experts)
+    x, gates, ids = (
+        tensor_bits.to_torch(array).to(self._device)
+        for array in (
+            inputs.x, inputs.gates.reshape(-1),
+            inputs.expert_ids.astype(np.int32),
+        )
+    )
+    stable = vllm_marlin.to_device(
+        work.plans[number], work.experts, self._device
+    )
 
     def align():
       plan = kernels.align_on_device(ids, work.experts, stable.block_rows)
@@ -110,42 +123,6 @@ class VllmArms:
       return plan, kernels.combine(s3, inputs.gates.shape[1])
 
     return call
-
-
-class _Captured:
-  """A CUDA graph of calls, and a clock around its replay.
-
-  Attributes:
-    results: What the calls returned; a replay writes into it.
-  """
-
-  def __init__(self, calls: Sequence[Callable]):
-    """Runs the calls once and captures them."""
-    # A graph knows addresses alone, so what the calls read is kept with it.
-    self._calls = calls
-    # Once outside: a kernel's first launch may load code, which no graph can.
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-      for call in calls:
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    self._graph = torch.cuda.CUDAGraph()
-    # Other threads of the process (those of JAX) may use the device meanwhile.
-    with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-      self.results = [call() for call in calls]
-    self._start, self._end = (
-        torch.cuda.Event(enable_timing=True) for _ in range(2)
-    )
-
-  def sample(self) -> int:
-    """Replays the graph; returns its nanoseconds by the device's clock."""
-    self._start.record()
-    self._graph.replay()
-    self._end.record()
-    self._end.synchronize()
-    return round(self._start.elapsed_time(self._end) * 1e6)  # Milliseconds.
 
 
 def _check_plan(arm: str, work: run.Work, number: int, plan) -> None:
