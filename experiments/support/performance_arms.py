@@ -13,6 +13,7 @@ import numpy as np
 
 from experiments.support import environment
 from experiments.support import study_backends
+from moejax.contracts import packed_moe as packed_moe_contract
 from moejax.contracts import refusal
 from moejax.numerics.packed import awq_format
 from moejax.numerics.packed import oracle
@@ -122,20 +123,7 @@ class PallasArms:
         )
         for i, blocks in zip(work.inputs, work.plans, strict=True)
     ]
-
-    # Contract and launch are closed over, so a call does not hash them.
-    def layer(request, w13, w2):
-      return packed_moe.surface_words(
-          request, w13, w2, contract=contract, config=config
-      )[3]
-
-    def first(request, w13, w2):
-      del w2
-      return packed_moe.gemm_words(
-          request.x, w13, request.work13, None, contract.w13, config
-      )
-
-    program = jax.jit({"pallas_layer": layer, "pallas_w13": first}[arm])
+    program = jitted(arm, contract, config)
     w13, w2 = self._w13, self._w2
 
     def dispatch():
@@ -148,6 +136,30 @@ class PallasArms:
       found = half_words.from_words(words[:rows], contract.dtype)
       taken.update(np.asarray(found).tobytes())
     return run.Prepared(_by_host_clock(dispatch), taken.hexdigest())
+
+
+def jitted(
+    arm: str,
+    contract: packed_moe_contract.PackedMoeContract,
+    config: launch.LaunchConfig,
+) -> Callable:
+  """Returns what an arm dispatches: (placed, w13, w2) to words.
+
+  Contract and launch are closed over, so that a call does not hash them.
+  """
+
+  def layer(placed, w13, w2):
+    return packed_moe.surface_words(
+        placed, w13, w2, contract=contract, config=config
+    )[3]
+
+  def first(placed, w13, w2):
+    del w2
+    return packed_moe.gemm_words(
+        placed.x, w13, placed.work13, None, contract.w13, config
+    )
+
+  return jax.jit({"pallas_layer": layer, "pallas_w13": first}[arm])
 
 
 class OracleArm:

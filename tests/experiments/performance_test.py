@@ -20,6 +20,9 @@ from moejax.protocols.performance import run
 from moejax.protocols.performance import store
 from moejax.protocols.performance import validate
 from pallas_kernels import launch
+from pallas_kernels import packed_moe
+from pallas_kernels import packed_weight
+from tests.pallas_kernels import cuda_lowering_test
 from tests.protocols.performance import sample
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -173,6 +176,22 @@ class ArmsTest(absltest.TestCase):
     for arm, surface in (("pallas_layer", "final"), ("pallas_w13", "w13")):
       data = b"".join(getattr(s, surface).tobytes() for s in surfaces)
       self.assertEqual(outputs[arm], hashlib.sha256(data).hexdigest())
+
+  def test_the_measured_programs_lower_to_a_gpu(self):
+    work = run.requests(_TINY, _TINY.points[0])
+    layer = packed_fixture.layer(_TINY.seed, _TINY.shape, "float16")
+    weights = [packed_weight.from_operands(part, "float16") for part in layer]
+    inputs = work.inputs[0]
+    placed = packed_moe.place(
+        inputs.x, inputs.gates, *weights, work.plans[0], work.contract,
+        launch.LaunchConfig(interpret=True),
+    )
+    for arm, count in (("pallas_layer", 6), ("pallas_w13", 2)):
+      program = performance_arms.jitted(
+          arm, work.contract, launch.LaunchConfig()
+      )
+      text = cuda_lowering_test.lowered(program, placed, *weights)
+      self.assertEqual(text.count("__gpu$xla.gpu.triton"), count)
 
   def test_half_an_extension(self):
     with self.assertRaisesRegex(refusal.HarnessError, "belong together"):
