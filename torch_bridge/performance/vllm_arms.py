@@ -74,14 +74,20 @@ class VllmArms:
     """Captures the calls of all requests, and checks what they compute.
 
     Raises:
-      UnsupportedError: Marlin does not run the contract on this device.
+      UnsupportedError: Marlin does not run the contract on this device, or
+        the calls cannot be captured.
       HarnessError: a plan is not the one that the arm owes.
     """
     calls = [
         self._call(arm, work, number) for number in range(len(work.inputs))
     ]
-    captured = self._capture(calls)
-    captured.sample()
+    try:
+      captured = self._capture(calls)
+      captured.sample()
+    except RuntimeError as error:
+      raise refusal.UnsupportedError(
+          f"{arm} cannot be captured here: {error}"
+      ) from error
     taken = hashlib.sha256()
     for number, (plan, result) in enumerate(captured.results):
       _check_plan(arm, work, number, plan)
@@ -127,6 +133,12 @@ class VllmArms:
 
 def _check_plan(arm: str, work: run.Work, number: int, plan) -> None:
   """Checks that a plan is legal, and stable where the arm says so."""
+  unused = plan.experts[int(plan.padded.item()) // plan.block_rows :].cpu()
+  if arm == "vllm_stable_sort" and not bool((unused == -1).all()):
+    raise refusal.UnsupportedError(
+        f"{arm} sorts by experts, and this kernel names experts of blocks that"
+        f" are not in use: {unused.unique().tolist()}."
+    )
   try:
     found = vllm_marlin.to_host(plan, work.inputs[number].expert_ids)
   except ValueError as error:

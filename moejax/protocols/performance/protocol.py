@@ -248,6 +248,13 @@ class Protocol:
       )
     if self.rounds % 2 == 0:
       raise ValueError(f"rounds={self.rounds} is even and has no middle one.")
+    for c in self.comparisons:
+      pallas = any(a.startswith("pallas_") for a in (c.arm, c.against))
+      if self.interpret and pallas and c.margin is not None:
+        raise ValueError(
+            f"interpret=True and margin={c.margin} of {c.arm}: times of the"
+            " interpreter are no performance; use null."
+        )
     interval.rank(self.rounds, self.confidence)
 
   @property

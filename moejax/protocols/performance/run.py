@@ -71,7 +71,8 @@ class Backend(Protocol):
     """Makes an arm ready.
 
     Raises:
-      UnsupportedError: the backend does not run this contract here.
+      UnsupportedError: the backend does not run this here. The arm is then
+        unsupported at every point.
       HarnessError: what it computed is wrong.
     """
 
@@ -117,13 +118,14 @@ def run(
   Raises:
     HarnessError: the folder holds something, an arm computed something wrong,
       or a source file changed meanwhile.
-    UnsupportedError: no arm can run, or one does not run a point.
+    UnsupportedError: no arm can run.
   """
   arms = _arms(protocol, maker)
   declared = protocol_lib.to_document(protocol)
   place = store.begin(out, declared)
   source = maker.source()
-  ready = _prepared(protocol, maker, arms, progress)
+  ready, arms = _prepared(protocol, maker, arms, progress)
+  _check_any(arms)
   outputs = {point.name: {} for point in protocol.points}
   for (point, arm), prepared in ready.items():
     outputs[point][arm] = prepared.output
@@ -155,17 +157,21 @@ def _arms(protocol, maker) -> dict[str, str]:
       else maker.refused.get(arm, "no backend measures it.")
       for arm in protocol.arms
   }
-  if not able & set(arms):
+  _check_any(arms)
+  return arms
+
+
+def _check_any(arms: Mapping[str, str]) -> None:
+  if judge.SUPPORTED not in arms.values():
     reasons = "; ".join(f"{arm}: {why}" for arm, why in arms.items())
     raise refusal.UnsupportedError(f"no arm can run here. {reasons}")
-  return arms
 
 
 def _prepared(
     protocol, maker, arms, progress
-) -> dict[tuple[str, str], Prepared]:
-  """Makes all arms ready at all points, dtype by dtype."""
-  ready = {}
+) -> tuple[dict[tuple[str, str], Prepared], dict[str, str]]:
+  """Makes all arms ready, dtype by dtype; returns those that are, and why."""
+  ready, arms = {}, dict(arms)
   for dtype in sorted({point.dtype for point in protocol.points}):
     layer = packed_fixture.layer(protocol.seed, protocol.shape, dtype)
     used = [b for b in maker.backends if set(b.arms) & set(arms)]
@@ -177,14 +183,15 @@ def _prepared(
       work = requests(protocol, point)
       for backend in used:
         for arm in backend.arms:
-          if arms.get(arm) == judge.SUPPORTED:
+          if arms.get(arm) != judge.SUPPORTED:
+            continue
+          try:
             ready[point.name, arm] = backend.prepare(arm, work)
-            progress(
-                "arms ready", len(ready),
-                len(protocol.points)
-                * list(arms.values()).count(judge.SUPPORTED),
-            )
-  return ready
+          except refusal.UnsupportedError as error:
+            arms[arm] = f"{point.name}: {error}"
+      progress("points ready", len({p for p, _ in ready}), len(protocol.points))
+  kept = {k: v for k, v in ready.items() if arms[k[1]] == judge.SUPPORTED}
+  return kept, arms
 
 
 def requests(

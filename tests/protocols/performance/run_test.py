@@ -12,6 +12,7 @@ from moejax.contracts import refusal
 from moejax.protocols.performance import protocol as protocol_lib
 from moejax.protocols.performance import run as lib
 from moejax.protocols.performance import store
+from moejax.protocols.performance import validate
 from tests.protocols.performance import sample
 
 _ABLE = tuple(sample.TIMES)
@@ -170,6 +171,31 @@ class RefusalTest(absltest.TestCase):
           place,
       )
     self.assertFalse(place.exists())
+
+  def test_an_arm_that_does_not_run_a_point_is_unsupported_at_all(self):
+    refused = sample.PROTOCOL.points[1]
+
+    class Partly(sample.Backend):
+
+      def prepare(self, arm, work):
+        if arm == "vllm_stable" and len(work.inputs[0].x) == refused.tokens:
+          raise refusal.UnsupportedError("too few processors")
+        return super().prepare(arm, work)
+
+    place = sample.folder(self) / "run"
+    clock = sample.Clock()
+    maker = dataclasses.replace(
+        sample.maker(clock), backends=[Partly(clock, sample.TIMES)]
+    )
+    found = lib.run(sample.PROTOCOL, maker, place, now=clock)
+    for point in found["points"]:
+      self.assertEqual(
+          point["arms"]["vllm_stable"], f"{refused.name}: too few processors"
+      )
+    self.assertEqual(
+        found["verdicts"]["vllm_stable/vllm_native"], "unsupported"
+    )
+    self.assertTrue(validate.validate(place)["valid"])
 
   def test_a_folder_that_is_not_empty(self):
     place = sample.folder(self)

@@ -3,6 +3,7 @@
 What only a device shows: capture, the device's clock, the kernels themselves.
 """
 
+import dataclasses
 import hashlib
 
 from absl.testing import absltest
@@ -86,6 +87,31 @@ class VllmArmsTest(parameterized.TestCase):
     self.arms._ordered = lambda plan: plan
     with self.assertRaisesRegex(refusal.HarnessError, "not the stable one"):
       self.arms.prepare("vllm_stable", self.work)
+
+  def test_a_capture_that_fails_is_unsupported(self):
+    def fails(calls):
+      raise RuntimeError("operation not permitted when stream is capturing")
+
+    arms = lib.VllmArms(self.kernels, "cpu", fails)
+    arms.load(*self.layer, _POINT.dtype)
+    with self.assertRaisesRegex(refusal.UnsupportedError, "is capturing"):
+      arms.prepare("vllm_layer", self.work)
+
+  def test_a_sort_needs_unused_blocks_without_an_expert(self):
+    align = self.kernels.align_on_device
+
+    def named(*arguments):
+      plan = align(*arguments)
+      experts = plan.experts.masked_fill(plan.experts < 0, 0)
+      return dataclasses.replace(plan, experts=experts)
+
+    self.kernels.align_on_device = named
+    # The sorted plan is wrong then, and only the kernels could bear it.
+    self.kernels.gemm = lambda x, part, plan, *_: torch.zeros(
+        (plan.num_routes, 128), dtype=torch.bfloat16
+    )
+    with self.assertRaisesRegex(refusal.UnsupportedError, r"not in use: \[0"):
+      self.arms.prepare("vllm_stable_sort", self.work)
 
   def test_an_illegal_plan_is_an_error(self):
     wrong = alignment.route_blocks(
