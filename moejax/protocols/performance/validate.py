@@ -12,6 +12,7 @@ import pathlib
 import re
 from typing import Any
 
+from moejax.contracts import document
 from moejax.contracts import refusal
 from moejax.protocols.performance import judge
 from moejax.protocols.performance import protocol as protocol_lib
@@ -73,7 +74,10 @@ def validate(
     result = judge.judge(
         protocol, run["arms"], run["outputs"], _samples(place, protocol, run)
     )
-    if _read(place / store.RESULT, "result") != result:
+    texts = map(
+        document.canonical_json, (_read(place / store.RESULT, "result"), result)
+    )
+    if len(set(texts)) > 1:  # As texts, since 1 == 1.0 == True in Python.
       raise Invalid(
           "result", f"{store.RESULT} does not follow from the samples."
       )

@@ -261,6 +261,8 @@ class ValidateTest(parameterized.TestCase):
       ("upper", lambda r: _set(r["points"][0]["comparisons"][0], upper=1.01)),
       ("median", lambda r: _set(
           r["points"][0]["arms"]["vllm_native"], median_ns=1003)),
+      ("float", lambda r: _set(
+          r["points"][0]["arms"]["vllm_native"], median_ns=1004.0)),
       ("interpreted", lambda r: _set(r, interpreted=True)),
       ("extra", lambda r: _set(r, remark="fast")),
   )
