@@ -10,6 +10,7 @@ import tempfile
 from absl.testing import absltest
 from absl.testing import parameterized
 import numpy as np
+import pytest
 import torch
 
 from moejax.contracts import refusal
@@ -17,6 +18,7 @@ from moejax.numerics.packed import alignment
 from tests import bits
 from tests.torch_bridge.performance import kernels
 from torch_bridge import vllm_marlin
+from torch_bridge.performance import cuda_graph
 from torch_bridge.performance import stable_order as lib
 
 # tokens, top_k, experts, rows of a block.
@@ -116,6 +118,37 @@ extern "C" void run(const int* rows, const int* experts, int* out,
       self.skipTest("There is a device.")
     with self.assertRaisesRegex(refusal.UnsupportedError, "cannot be compiled"):
       lib.Kernel()
+
+
+@pytest.mark.accelerator
+class DeviceTest(parameterized.TestCase):
+  """The kernel and the sort where they are measured: in a CUDA graph."""
+
+  def setUp(self):
+    super().setUp()
+    if not torch.cuda.is_available():
+      self.skipTest("There is no CUDA device.")
+
+  @parameterized.product(case=_CASES, way=("kernel", "sort"))
+  def test_a_replay_gives_the_stable_plan_of_what_lies_there(self, case, way):
+    experts = case[2]
+    order = lib.Kernel() if way == "kernel" else (
+        lambda plan: lib.by_sort(plan, experts)
+    )
+    plans = [(p, stable) for p, stable, _, _ in _plans(*case)]
+    held = dataclasses.replace(plans[0][0], **{
+        name: getattr(plans[0][0], name).cuda()
+        for name in ("rows", "experts", "padded")
+    })
+    graph = cuda_graph.Captured([lambda: order(held)])
+    for plan, stable in plans:
+      held.rows.copy_(plan.rows)
+      held.experts.copy_(plan.experts)
+      graph.results[0].rows.fill_(-9)
+      self.assertGreater(graph.sample(), 0)
+      bits.assert_same_bits(
+          graph.results[0].rows.cpu().numpy(), stable.rows.numpy()
+      )
 
 
 if __name__ == "__main__":
