@@ -239,12 +239,14 @@ def _difference(
   if first is None:
     return None
   out = {k: _json(v) for k, v in dataclasses.asdict(first).items()}
-  out["clause"] = clause(first.operator)
-  if first.operator in _COMBINE_TAPS and explained and explained["clauses"]:
-    out["clause"] = "; ".join(
-        f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"
-        for field, pair in explained["clauses"].items()
-    )
+  measured = "" if first.operator not in _COMBINE_TAPS else "; ".join(
+      f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"
+      for field, pair in (explained["clauses"] if explained else {}).items()
+  )
+  stated = clause(first.operator)
+  out["clause"] = stated or measured
+  if first.operator == _COMBINE_TAPS[-1] and measured:
+    out["clause"] = measured
   elif first.kind.endswith("tie"):
     site = "indexer" if first.operator == taps_lib.VISIBLE else "router"
     out["clause"] = f"{site}.tie_rule"
