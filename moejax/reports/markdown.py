@@ -242,7 +242,7 @@ def _packed(report) -> list[str]:
     return []
   blocks = [
       "## Packed experts",
-      f"{_escape(words.packed(report).capitalize())}."
+      f"In this run {_escape(words.packed(report))}."
       f" {_code(found['experts'])}:"
       f" {_escape(words.PACKED.get(found['experts'], ''))}.",
       *(f"- {_escape(fault)}" for fault in found["faults"][:_SHOWN]),

@@ -333,15 +333,20 @@ def packed(report: Mapping) -> str:
   found = report.get("packed")
   if not found:
     return ""
-  elements, demanded = (
-      sum(run[key] for run in found["arithmetics"].values())
-      for key in ("elements", "demanded")
-  )
   state = "ran packed" if found["proven"] else "did NOT run packed"
   return (
-      f"the experts {state} ({found['experts']}, {found['layer']}): {elements:,}"
-      f" of {demanded:,} elements came from packed weights"
+      f"the experts {state} ({found['experts']}, {found['layer']}):"
+      f" {packed_elements(report)}"
   )
+
+
+def packed_elements(report: Mapping) -> str:
+  """Says how many of the demanded elements came from packed weights."""
+  elements, demanded = (
+      sum(run[key] for run in report["packed"]["arithmetics"].values())
+      for key in ("elements", "demanded")
+  )
+  return f"{elements:,} of {demanded:,} elements came from packed weights"
 
 
 def rules(report: Mapping) -> list[str]:

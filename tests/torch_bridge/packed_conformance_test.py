@@ -52,7 +52,8 @@ def _packed() -> pathlib.Path:
   plain, folder = _parent() / "plain", _parent() / "packed"
   sizes = dict(
       vocab_size=1024, hidden_size=128, moe_intermediate_size=64,
-      num_experts=5, num_hidden_layers=2, mlp_only_layers=[],
+      num_experts=5, num_experts_per_tok=3, num_hidden_layers=2,
+      mlp_only_layers=[],
   )
   tiny_models.save(tiny_models.model(**sizes), plain)
   shutil.copy(_TINY / "tokenizer.json", plain)
@@ -99,8 +100,8 @@ class DequantizedTest(absltest.TestCase):
     self.assertEqual(packed["clauses"], {"portable": {}, "native": {}})
     tokens = sum(len(p["tokens"]) for p in report["prompts"])
     for run in packed["arithmetics"].values():
-      # 2 slots, 2 * 64 and 128 columns, 2 layers; 2 prompts of one step.
-      self.assertEqual(run["demanded"], (tokens + 2) * 2 * 256 * 2)
+      # 3 slots, 2 * 64 and 128 columns, 2 layers; 2 prompts of one step.
+      self.assertEqual(run["demanded"], (tokens + 2) * 3 * 256 * 2)
       self.assertEqual(run["elements"], run["demanded"])
     line = outcome.last_line(report)
     self.assertEqual(

@@ -39,6 +39,7 @@ _HEADS = {
     "moe.experts.terms": ("w2", "gate"),
     "moe.experts.combine": ("combine",),
 }
+_SHORT = 12  # Digits of a digest.
 _GATE_FIELDS = ("gate_site", "gate_dtype", "operand")
 
 
@@ -111,7 +112,7 @@ def clauses(contract: Contract, ran: Work) -> dict[str, str]:
     )
     out |= {f"{site}.{field}": value for field, value in found.items()}
   if marlin:
-    table, zero = experts.silu_table, experts.up_zero
+    table, zero = experts.silu_table[:_SHORT], experts.up_zero
   else:
     dtype = plain.combine.output
     table, zero = _silu_table(plain.elementwise, dtype), "as_is"
@@ -176,4 +177,4 @@ def _silu_table(elementwise: str, dtype: str) -> str:
     return _UNDECLARED
   oracle = portable_oracle.PortableOracle()
   table = activation.table_of(lambda x: oracle.unary("silu", x, dtype), dtype)
-  return activation.table_digest(table)
+  return activation.table_digest(table)[:_SHORT]
