@@ -106,8 +106,8 @@ _PACKED_LAYER = flags.DEFINE_enum(
     "packed_layer",
     "oracle",
     ["oracle", "pallas"],
-    "Who runs Marlin's expert layer: the NumPy oracle, or the Pallas kernels (on"
-    " a Hopper GPU; through the interpreter where JAX has a CPU alone).",
+    "Who runs Marlin's expert layer: the NumPy oracle, or the Pallas kernels"
+    " (on a Hopper GPU; interpreted where JAX has a CPU alone).",
 )
 _OUT = flags.DEFINE_string(
     "out",

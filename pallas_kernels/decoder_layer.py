@@ -1,8 +1,8 @@
 """The kernels as the packed layer of a decoder.
 
-A decoder that is built over `packed_ops.operations(contract, layer=PallasLayer())`
-runs its packed experts here. The weights are packed for the kernels once, when
-the decoder is built, and stay on the device from step to step.
+`packed_ops.operations(contract, layer=PallasLayer())` are the operations of a
+decoder whose packed experts run here. The weights are packed for the kernels
+once, when the decoder is built, and stay on the device from step to step.
 
 Layer: pallas_kernels. Protocol: contracts/ops.py, PackedLayer.
 """

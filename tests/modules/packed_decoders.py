@@ -1,7 +1,7 @@
 """A small decoder whose experts are packed, without a folder and without torch.
 
-Its sizes fall into Marlin's tiles of 64 by 64, and its groups of 64 leave K-tiles
-that a grid can cut.
+Its sizes fall into Marlin's tiles of 64 by 64, and its groups of 64 leave
+K-tiles that a grid can cut.
 """
 
 import jax.numpy as jnp

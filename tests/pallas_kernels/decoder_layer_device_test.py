@@ -1,4 +1,4 @@
-"""A decoder over the kernels on a GPU: the tensor core's bits are the oracle's."""
+"""A decoder over the kernels on a GPU: its bits are the oracle's."""
 
 from absl.testing import absltest
 import pytest

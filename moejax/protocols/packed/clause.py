@@ -105,11 +105,11 @@ def clauses(contract: Contract, ran: Work) -> dict[str, str]:
     out[f"gate.{field}"] = out.pop(f"combine.{field}")
   marlin = isinstance(experts, packed_moe.PackedMoeContract)
   for site in ran.sizes:
-    found = (
-        _planned(getattr(experts, site), *ran.pieces(site, getattr(experts, site)))
-        if marlin
-        else _unplanned(plain.reductions.expert_gemm.chain)
-    )
+    if marlin:
+      gemm = getattr(experts, site)
+      found = _planned(gemm, *ran.pieces(site, gemm))
+    else:
+      found = _unplanned(plain.reductions.expert_gemm.chain)
     out |= {f"{site}.{field}": value for field, value in found.items()}
   if marlin:
     table, zero = experts.silu_table[:_SHORT], experts.up_zero

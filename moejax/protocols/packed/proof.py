@@ -31,7 +31,6 @@ from moejax.protocols import capture as capture_lib
 from moejax.protocols import taps as taps_lib
 
 _GEMMS = ("w13", "w2")
-_LEAVES = ("qweight", "qzeros", "scales")
 
 
 def packed_layers(params: Mapping[str, Any]) -> list[int]:
@@ -64,9 +63,12 @@ def prove(
   """
   layers = packed_layers(params)
   faults: list[str] = []
-  rows = [_elements(layer, decoder.config, captures, faults) for layer in layers]
+  rows = [
+      _elements(layer, decoder.config, captures, faults) for layer in layers
+  ]
   passes = len(captures[0].steps)
-  run, want = gemms(decoder) - gemms_before, len(_GEMMS) * len(layers) * passes
+  run = gemms(decoder) - gemms_before
+  want = len(_GEMMS) * len(layers) * passes
   if run != want:
     faults.append(
         f"{run} GEMMs took their weights from packed words, want {want}:"
