@@ -94,6 +94,10 @@ class TransformersReference:
         "threads": torch.get_num_threads(),
     }
 
+  def contract(self, arithmetic: str) -> None:
+    """It declares none; see `describe` for what is known of it."""
+    del arithmetic
+
   def run(
       self,
       prompts: Sequence[trajectory.Prompt],
