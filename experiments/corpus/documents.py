@@ -90,6 +90,8 @@ def read(
     if name in sources:
       raise refusal.HarnessError(f"{folder} holds package {name} twice.")
     notices[name] = package.copyright, package.doc_link
+    if package.copyright is not None:
+      licences.names(name, package.copyright)  # Refuses before the long part.
     sources[name] = {
         "name": name, "version": package.version, "sha256": package.digest,
     }

@@ -27,6 +27,9 @@ _KNOWN = (
     (r"Mozilla Public License.{0,40}2\.0", "MPL-2.0"),
     (r"CC0 1\.0|CC0-1\.0", "CC0-1.0"),
     (r"Permission is hereby granted, free of charge", "Expat"),
+    (r"Permission is granted to make and distribute verbatim copies of this"
+     r" .{0,60}permission notice are preserved.*modified versions",
+     "Verbatim-and-modified-copies"),
     (r"Redistribution and use in source and binary forms", "BSD"),
 )
 
