@@ -16,6 +16,10 @@ _MIN_CHARACTERS = {place.EN: 400, place.ZH: 150}
 # Of a paragraph without its blanks, at least so much is letters.
 _LETTERS = {paragraph.LISTING: 0.4, paragraph.HEADING: 0.4}
 _OTHER_LETTERS = 0.65
+# A document of at least so many licence paragraphs, and of this share of them,
+# is a licence with some words between; one of this share of ways through menus
+# is an index of them.
+_LICENCE_COUNT, _LICENCE_SHARE, _MENU_SHARE = 4, 0.1, 0.5
 _LISTING_LINES, _LISTING_CHARACTERS = 4, 240
 _LICENCE = re.compile(
     r"copyright\s*(©|\(c\)|:|\d)|©|general public licen[cs]e|free documentation"
@@ -45,6 +49,8 @@ _ADDRESS = re.compile(
     r"|[\w.+-]+@[\w-]+\.[\w.-]*\w",
     re.IGNORECASE,
 )
+_MENU = re.compile(r"(Choose|In|From|On|Open|Click|选择|打开|点击|在).{1,60} [-–] .*")
+_NAME = re.compile(r"(name|名称|名字|命令名)", re.IGNORECASE)
 _ENDS = re.compile(r"[.!?:;…。！？：；]['\")\]”’）」』]*$")
 
 
@@ -54,14 +60,20 @@ def document(
   """Returns the paragraphs that stay, or none if the document is no use.
 
   The document goes if its share of Chinese characters does not fit its
-  language, or if what stays is too short. A heading that no text follows goes
-  as well.
+  language, if it is a licence or an index of menus, or if what stays is too
+  short. A heading that no text follows goes as well.
   """
   whole = " ".join(x.text for x in paragraphs if x.kind != paragraph.LISTING)
   share = paragraph.cjk_share(whole)
   if share < _CJK_DOCUMENT if language == place.ZH else (
       share > _CJK_IN_ENGLISH
   ):
+    return []
+  licence = sum(bool(_LICENCE.search(x.text)) for x in paragraphs)
+  menus = sum(bool(_MENU.fullmatch(x.text)) for x in paragraphs)
+  if licence >= max(_LICENCE_COUNT, _LICENCE_SHARE * len(paragraphs)):
+    return []
+  if menus > _MENU_SHARE * len(paragraphs):
     return []
   kept = _with_text([x for x in paragraphs if is_text(x, language)])
   if sum(len(x.text) for x in kept) < _MIN_CHARACTERS[language]:
@@ -75,7 +87,7 @@ def is_text(x: paragraph.Paragraph, language: str) -> bool:
   It goes if it is empty, of another language, part of a licence or of
   navigation, mostly addresses, mostly something else than letters, a listing
   of more than 4 lines or 240 characters, or a scrap of text: English of fewer
-  than four words or Chinese of fewer than six characters that no mark ends.
+  than four words or Chinese of fewer than four characters that no mark ends.
   """
   text = x.text
   solid = "".join(text.split())
@@ -103,7 +115,7 @@ def is_text(x: paragraph.Paragraph, language: str) -> bool:
   if x.kind == paragraph.HEADING:
     return len(text) <= 120
   return bool(_ENDS.search(text)) or (
-      cjk >= 6 if language == place.ZH else len(text.split()) >= 4
+      cjk >= 4 if language == place.ZH else len(text.split()) >= 4
   )
 
 
@@ -114,7 +126,7 @@ def _with_text(
   kept, headings = [], []
   for x in paragraphs:
     if x.kind == paragraph.HEADING:
-      headings.append(x)
+      headings = [y for y in headings if not _NAME.fullmatch(y.text)] + [x]
       continue
     kept += [*headings[-2:], x]
     headings = []

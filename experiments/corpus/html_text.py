@@ -4,7 +4,8 @@ Left out: navigation, tables of contents, indices, footers, legal notices,
 headers of authors and revisions, figures, formulas, forms, and tables but for
 those that only lay out a note. Which elements these are is told by their tag
 or by the class, id or role that the common writers of documentation give them
-(DocBook, Sphinx, AsciiDoc, LibreOffice's help).
+(DocBook, Sphinx, AsciiDoc, LibreOffice's help). Of words that LibreOffice's
+help says differently for each system or program, the first is read.
 
 Layer: experiments.
 """
@@ -75,6 +76,7 @@ class _Reader(html.parser.HTMLParser):
     self._text: list[str] = []
     self._bullet = False
     self._terms: list[str] = []
+    self._switched = False  # One of several readings was taken.
 
   def handle_starttag(self, tag, attrs):
     if tag in _BLOCK:
@@ -92,6 +94,10 @@ class _Reader(html.parser.HTMLParser):
     out = out or tag in _LEFT_OUT_TAGS or (tag == "table" and not note)
     # A whole page may be of class "index" or "note"; its body is still text.
     out = out or (tag not in ("html", "body") and bool(words & _LEFT_OUT))
+    if "switchinline" in words:
+      self._switched = False
+    elif "hidden" in attributes and tag == "span" and not out:
+      out, self._switched = self._switched, True
     # Some writers leave these open.
     if tag in ("p", "li", "dt", "dd") and self._open[-1:]:
       before = self._open[-1][0]
@@ -130,7 +136,8 @@ class _Reader(html.parser.HTMLParser):
           paragraph.Paragraph(paragraph.HEADING, _NUMBER.sub("", text))
       )
       return
-    text = paragraph.make(paragraph.TEXT, raw).text
+    made = paragraph.make(paragraph.TEXT, raw)
+    text = made.text
     if tags and tags[-1] == "dt":
       self._terms.append(text.rstrip(":："))
       return
@@ -138,7 +145,7 @@ class _Reader(html.parser.HTMLParser):
       colon = "：" if paragraph.count_cjk(text) else ": "
       text = ", ".join(self._terms) + colon + text
       self._terms = []
-    kind = paragraph.ITEM if self._bullet and "li" in tags else paragraph.TEXT
+    kind = paragraph.ITEM if self._bullet and "li" in tags else made.kind
     self._bullet = False
     self.found.append(paragraph.Paragraph(kind, text))
 

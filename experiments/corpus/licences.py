@@ -15,6 +15,7 @@ from moejax.contracts import refusal
 
 _FIELD = re.compile(r"^License:[ \t]*(\S.*?)\s*$", re.M)
 _NOT_FREE = re.compile(r"\bNC\b|\bND\b|non-?commercial|no-?deriv", re.I)
+_SIGN = re.compile(r"^((copyright|©|\(c\))\s*)+", re.I)
 _KNOWN = (
     (r"General Public License.{0,160}version 3", "GPL-3"),
     (r"General Public License.{0,160}version 2|common-licenses/GPL-2"
@@ -84,7 +85,7 @@ def holders(copyright_file: bytes) -> list[str]:
       inside = False
     notice = re.search(r"(?:copyright\s|©|\(c\)\s)(.*\d{4}.*)", line, re.I)
     value = line if inside else notice[1] if notice else ""
-    value = " ".join(value.split()).strip(" ,.*#")
+    value = _SIGN.sub("", " ".join(value.split()).strip(" ,.*#"))
     if re.search(r"\d{4}", value) and len(value) < 120:
       found[value] = None
   return list(found)

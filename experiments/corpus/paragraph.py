@@ -19,6 +19,7 @@ _NO_CHARACTER = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\ufeff\ue000-\uf8ff]"
 )
+_BULLET = re.compile("[•‣∙●▪◦] *")
 _BETWEEN_CJK = re.compile(f"(?<={_CJK_OR_MARK}) +(?={_CJK_OR_MARK})")
 
 
@@ -36,7 +37,7 @@ def make(kind: str, text: str) -> Paragraph:
   Control, invisible and private characters are dropped. A listing keeps its
   lines, without common indentation; elsewhere white space becomes one blank,
   and none at all between two Chinese characters, where it only comes from the
-  line width of a source.
+  line width of a source. A text that starts with a bullet is an item.
   """
   text = unicodedata.normalize("NFC", text.replace("\r\n", "\n"))
   text = text.replace("\u2028", "\n").replace("\u2029", "\n")
@@ -46,7 +47,11 @@ def make(kind: str, text: str) -> Paragraph:
     indents = [len(x) - len(x.lstrip()) for x in lines if x]
     cut = min(indents, default=0)
     return Paragraph(kind, "\n".join(x[cut:] for x in lines).strip("\n"))
-  return Paragraph(kind, _BETWEEN_CJK.sub("", " ".join(text.split())))
+  text = _BETWEEN_CJK.sub("", " ".join(text.split()))
+  bullet = _BULLET.match(text)
+  if bullet and kind != HEADING:
+    return Paragraph(ITEM, text[bullet.end() :])
+  return Paragraph(kind, text)
 
 
 def count_cjk(text: str) -> int:

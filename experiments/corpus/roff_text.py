@@ -17,7 +17,8 @@ from experiments.corpus import paragraph
 
 _LEFT_OUT = re.compile(
     r"synopsis|author|copyright|colophon|see also|report|history|resources"
-    r"|conforming|availability|translat|license|version"
+    r"|conforming|availability|translat|license|version|library|attributes"
+    r"|standards"
     r"|总览|总\s*览|概要|概述|语法|作者|版权|参见|参考|另见|跋|报告|历史|译者|翻译"
     r"|中文版|可用性|遵循|计划|维护|许可|摘要|相关|又见|更多信息",
     re.IGNORECASE,
@@ -110,7 +111,7 @@ class _Page:
     self._text: list[str] = []
     self._term: str | None = None
     self._listing = self._term_next = self._out = False
-    self._bullet = self._heading_next = False
+    self._bullet = self._heading_next = self._hanging = False
 
   def line(self, line: str) -> None:
     """Takes one line of the source."""
@@ -144,6 +145,11 @@ class _Page:
         return
       if name == "br" and self._term_next:
         return
+      if name == "IP" and not arguments and self._hanging:
+        # A hanging paragraph with an indented one below is a term as well.
+        self._term = " ".join(" ".join(self._text).split())
+        self._text = []
+      self._hanging = name == "HP"
       self.flush()
       if name == "IP" and arguments:
         mark = _plain(arguments[0]).strip()
@@ -153,7 +159,7 @@ class _Page:
 
   def _heading(self, name: str, text: str) -> None:
     self.flush()
-    self._listing = self._term_next = False
+    self._listing = self._term_next = self._hanging = False
     if not text:
       self._heading_next = True
       return
