@@ -108,7 +108,10 @@ def build(
     files[f"{part}.tokens.npy"] = _npy(streams[part])
     files[f"{part}.txt"] = text[part].encode()
   sources = [
-      {**source, "documents": sum(x["package"] == source["name"] for x in spans)}
+      {
+          **source,
+          "documents": sum(x["package"] == source["name"] for x in spans),
+      }
       for source in reading.sources
   ]
   files[LICENCES] = licences.notice(

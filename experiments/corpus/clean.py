@@ -20,6 +20,7 @@ _OTHER_LETTERS = 0.65
 # is a licence with some words between; one of this share of ways through menus
 # is an index of them.
 _LICENCE_COUNT, _LICENCE_SHARE, _MENU_SHARE = 4, 0.1, 0.5
+_LABEL = 16
 _LISTING_LINES, _LISTING_CHARACTERS = 4, 240
 _LICENCE = re.compile(
     r"copyright\s*(©|\(c\)|:|\d)|©|general public licen[cs]e|free documentation"
@@ -28,7 +29,8 @@ _LICENCE = re.compile(
     r" foundation|verbatim copies|warrant(y|ies) of|mozilla public|this (file|"
     r"page|manual|document|book) (is|may be|was) (licen[cs]ed|distributed)"
     r"|版权所有|版权声明|版权归|通用公共许可|公共许可证|自由文档许可|知识共享"
-    r"|自由软件基金会|不提供任何担保|没有任何担保|许可协议|保留所有权利",
+    r"|自由软件基金会|不提供任何担保|没有任何担保"
+    r"|许可协议|保留所有权利",
     re.IGNORECASE,
 )
 _TRANSLATION = re.compile(
@@ -49,7 +51,9 @@ _ADDRESS = re.compile(
     r"|[\w.+-]+@[\w-]+\.[\w.-]*\w",
     re.IGNORECASE,
 )
-_MENU = re.compile(r"(Choose|In|From|On|Open|Click|选择|打开|点击|在).{1,60} [-–] .*")
+_MENU = re.compile(
+    r"(Choose|In|From|On|Open|Click|选择|打开|点击|在).{1,60} [-–] .*"
+)
 _NAME = re.compile(r"(name|名称|名字|命令名)", re.IGNORECASE)
 _ENDS = re.compile(r"[.!?:;…。！？：；]['\")\]”’）」』]*$")
 
@@ -108,7 +112,7 @@ def is_text(x: paragraph.Paragraph, language: str) -> bool:
     )
   if language == place.ZH and paragraph.cjk_share(text) < _CJK_PARAGRAPH:
     # Names of commands and programs head sections in Chinese books, too.
-    return x.kind == paragraph.HEADING and len(text.split()) <= 2
+    return x.kind == paragraph.HEADING and len(text.split()) == 1
   addresses = sum(len(match[0]) for match in _ADDRESS.finditer(text))
   if addresses > 0.5 * len(text):
     return False
@@ -122,10 +126,19 @@ def is_text(x: paragraph.Paragraph, language: str) -> bool:
 def _with_text(
     paragraphs: list[paragraph.Paragraph],
 ) -> list[paragraph.Paragraph]:
-  """Drops headings at the end, and all but the last two of a row of them."""
+  """Drops headings that no text follows.
+
+  Of a row of headings the last two may be a chapter and its section, but not
+  in capitals, as manual pages have them: these stand side by side. A label
+  ("Syntax:") counts as one.
+  """
   kept, headings = [], []
   for x in paragraphs:
-    if x.kind == paragraph.HEADING:
+    if x.kind == paragraph.HEADING or (
+        len(x.text) <= _LABEL and x.text.endswith((":", "："))
+    ):
+      if x.text.isupper():
+        headings = []
       headings = [y for y in headings if not _NAME.fullmatch(y.text)] + [x]
       continue
     kept += [*headings[-2:], x]

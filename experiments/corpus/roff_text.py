@@ -145,10 +145,15 @@ class _Page:
         return
       if name == "br" and self._term_next:
         return
-      if name == "IP" and not arguments and self._hanging:
-        # A hanging paragraph with an indented one below is a term as well.
-        self._term = " ".join(" ".join(self._text).split())
-        self._text = []
+      # A hanging paragraph with an indented one below is a term as well, and
+      # so is a short one before an indented part, as DocBook writes them.
+      text = " ".join(" ".join(self._text).split())
+      if (name == "IP" and not arguments and self._hanging) or (
+          name == "RS"
+          and len(text) <= 60
+          and not text.endswith((".", ":", ";", "。", "：", "；"))
+      ):
+        self._term, self._text = text or self._term, []
       self._hanging = name == "HP"
       self.flush()
       if name == "IP" and arguments:

@@ -18,7 +18,10 @@ _EN = (
     " process reads writes starts stops keeps moves shows prints checks holds"
     " and or when while before after with without under over near"
 ).split()
-_ZH = "系统文件用户目录命令内核进程磁盘网络服务程序数据库配置安装更新删除显示打印检查"
+_ZH = (
+    "系统文件用户目录命令内核进程磁盘网络"
+    "服务程序数据库配置安装更新删除显示打印检查"
+)
 
 
 def folder(test: unittest.TestCase) -> pathlib.Path:

@@ -69,7 +69,8 @@ class HtmlTest(parameterized.TestCase):
         " hidden='true'>then</span></span> B.</p>"
     )
     self.assertEqual(
-        _pairs(html_text.paragraphs(source)), [("text", "Press Ctrl+A, then B.")]
+        _pairs(html_text.paragraphs(source)),
+        [("text", "Press Ctrl+A, then B.")],
     )
 
   def test_chinese_lines_are_joined_without_blanks(self):
@@ -105,6 +106,11 @@ a point
 \fB\-c\fP
 .IP
 hanging
+.PP
+\fB\-\-long\fR
+.RS 4
+as DocBook has it.
+.RE
 .nf
 $ ls
   a b
@@ -139,6 +145,7 @@ out
         ("text", "-b: more"),
         ("item", "a point"),
         ("text", "-c: hanging"),
+        ("text", "--long: as DocBook has it."),
         ("listing", "$ ls\n  a b"),
         ("heading", "选项"),
         ("text", "中文说明。"),
@@ -188,6 +195,11 @@ class CleanTest(parameterized.TestCase):
     self.assertEqual(
         clean.document([*made[:3], text, made[3]], "en"),
         [made[1], made[2], text],
+    )
+    made = [paragraph.make("heading", x) for x in ("NAME", "NOTES")]
+    label = paragraph.make("text", "Syntax:")
+    self.assertEqual(
+        clean.document([*made, text, label, made[1]], "en"), [made[1], text]
     )
 
   def test_a_licence_with_words_between_goes_whole(self):
@@ -239,7 +251,9 @@ class DuplicatesTest(parameterized.TestCase):
     self.assertEqual(seen.document(made), made[:1])
 
   def test_chinese_characters_are_units(self):
-    self.assertEqual(duplicates.units("系统ls，2 文"), ("系", "统", "ls", "0", "文"))
+    self.assertEqual(
+        duplicates.units("系统ls，2 文"), ("系", "统", "ls", "0", "文")
+    )
 
   def test_short_ones_repeat_in_other_documents_only(self):
     seen = duplicates.Filter()
