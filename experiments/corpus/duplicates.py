@@ -3,11 +3,12 @@
 A paragraph is read as its units: Chinese characters and words of other
 letters, in small letters, each run of digits as one 0. Marks do not count.
 
-- Exact: the units were those of an earlier paragraph of the corpus. Paragraphs
-  of fewer than 8 units (headings such as "Options") only count within their
-  document, since repeating them elsewhere is how such documents are written.
-- Near: of its runs of 8 units, at least 80 in 100 occurred in earlier
-  paragraphs of the corpus that stayed, all of them together.
+- It was there if, of its runs of 8 units, at least 80 in 100 occurred in
+  earlier paragraphs of the corpus that stayed, all of them together; so
+  certainly if an earlier paragraph had the same units.
+- A paragraph of fewer than 8 units (a heading such as "Options") was there if
+  its document had one of the same units. Repeating it elsewhere is how such
+  documents are written.
 
 Runs are compared by 64 bits of BLAKE2b.
 
@@ -34,7 +35,6 @@ class Filter:
   """Remembers the paragraphs of a corpus."""
 
   def __init__(self):
-    self._exact: set[int] = set()
     self._runs: set[int] = set()
     self.removed = 0
 
@@ -55,9 +55,6 @@ class Filter:
       new = found not in short
       short.add(found)
       return new
-    whole = _digest(found)
-    if whole in self._exact:
-      return False
     runs = {
         _digest(found[place : place + RUN])
         for place in range(len(found) - RUN + 1)
@@ -65,7 +62,6 @@ class Filter:
     known = len(runs & self._runs)
     if known >= NEAR * len(runs):
       return False
-    self._exact.add(whole)
     self._runs |= runs
     return True
 

@@ -85,6 +85,10 @@ class _Reader(html.parser.HTMLParser):
       if tag == "br":
         self._text.append("\n")
       return
+    # Some writers leave these open.
+    if tag in ("p", "li", "dt", "dd") and self._open:
+      if self._open[-1][0] in ("p", tag):
+        self._open.pop()
     attributes = dict(attrs)
     words = set()
     for name in ("class", "id", "role"):
@@ -98,11 +102,6 @@ class _Reader(html.parser.HTMLParser):
       self._switched = False
     elif "hidden" in attributes and tag == "span" and not out:
       out, self._switched = self._switched, True
-    # Some writers leave these open.
-    if tag in ("p", "li", "dt", "dd") and self._open[-1:]:
-      before = self._open[-1][0]
-      if before == "p" or (before == tag and tag != "p"):
-        self._open.pop()
     self._open.append((tag, out, note))
     if tag == "li":
       self._bullet = True

@@ -250,7 +250,7 @@ class PlaceTest(parameterized.TestCase):
     self.assertEqual(place.language(package, path), expected)
 
   @parameterized.parameters(
-      (("manpages", "usr/share/man/man1/ls.1"),
+      (("coreutils", "usr/share/man/man1/ls.1"),
        ("manpages-zh", "usr/share/man/zh_CN/man1/ls.1")),
       (("faq", "usr/share/doc/debian/FAQ/a.en.html"),
        ("faq-zh-cn", "usr/share/doc/debian/FAQ/zh-cn/a.zh-cn.html")),

@@ -24,6 +24,7 @@ class HtmlTest(parameterized.TestCase):
 
   @parameterized.parameters(
       "<nav>out</nav>",
+      "<p class='author'>out",
       "<div class='toc'><p>out<ul><li>out</li></ul></div>",
       "<div class='navheader'><table><tr><td>out</table></div>",
       "<div id='footer'>out</div>",
@@ -127,6 +128,9 @@ out
 .\}
 .el out
 .if t out
+.if n \{
+out
+.\}
 .SS 选项
 .B 中文
 说明。
@@ -162,7 +166,7 @@ class CleanTest(parameterized.TestCase):
       ("text", "Permission is granted to copy and change this text.", "en"),
       ("text", "Copyright © 2001 A. Writer and friends of hers.", "en"),
       ("text", "版权所有，请按照通用公共许可证使用本文件。", "zh"),
-      ("text", "https://example.org/a/very/long/address.html", "en"),
+      ("text", "So see https://example.org/a/very/long/address.html.", "en"),
       ("text", "0x00 0x01 -- 12 34 56 78 == ## %% && ||", "en"),
       ("text", "上一页", "zh"),
       ("text", "Next", "en"),
@@ -196,7 +200,7 @@ class CleanTest(parameterized.TestCase):
         clean.document([*made[:3], text, made[3]], "en"),
         [made[1], made[2], text],
     )
-    made = [paragraph.make("heading", x) for x in ("NAME", "NOTES")]
+    made = [paragraph.make("heading", x) for x in ("ERRORS", "NOTES")]
     label = paragraph.make("text", "Syntax:")
     self.assertEqual(
         clean.document([*made, text, label, made[1]], "en"), [made[1], text]
@@ -214,6 +218,8 @@ class CleanTest(parameterized.TestCase):
     chinese = [paragraph.make("text", made_up.chinese(rng, 200))]
     self.assertEqual(clean.document(english, "en"), english)
     self.assertEqual(clean.document(chinese, "zh"), chinese)
+    self.assertEqual(clean.document(chinese + english, "zh"), chinese)
+    self.assertEmpty(clean.document(chinese + 4 * english, "zh"))
     self.assertEmpty(clean.document(english, "zh"))
     self.assertEmpty(clean.document(chinese, "en"))
     self.assertEmpty(clean.document([paragraph.make("text", _LONG)], "en"))
