@@ -52,7 +52,8 @@ _ADDRESS = re.compile(
     re.IGNORECASE,
 )
 _MENU = re.compile(
-    r"(Choose|In|From|On|Open|Click|选择|打开|点击|在).{1,60} [-–] .*"
+    r"(Choose|In|From|On|Open|Click|选择|打开|点击|在)"
+    r".{1,60} [-–] .*"
 )
 _NAME = re.compile(r"(name|名称|名字|命令名)", re.IGNORECASE)
 _ENDS = re.compile(r"[.!?:;…。！？：；]['\")\]”’）」』]*$")
