@@ -35,7 +35,8 @@ _LICENCE = re.compile(
 )
 _TRANSLATION = re.compile(
     r"此文件的目的是为让中文读者|如果您对此文件有任何意见|^原文|^:?Original[:：]"
-    r"|^(翻译|校译|译者|中文版维护者|时间)[:：]|^校译|man 手册页计划|新浪微博|QQ"
+    r"|^(翻译|校译|译者|中文版维护者|时间)[:：]|^校译"
+    r"|man 手册页计划|新浪微博|QQ"
     r"|translat(ed|ion|or)s? (by|of this|team)|last (updated|modified)",
     re.IGNORECASE,
 )
