@@ -11,6 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from moejax.contracts import document
+from moejax.numerics.packed import activation
+from moejax.protocols.performance import validate
 from moejax.protocols.route_block import request as request_lib
 
 _RECORDS = pathlib.Path(__file__).parents[2] / "experiments" / "records"
@@ -107,6 +109,51 @@ class RouteBlockTest(parameterized.TestCase):
       }
       for name in _SURFACES:
         self.assertGreater(rows[name]["elements"], 0)
+
+
+class PerformanceTest(absltest.TestCase):
+
+  def test_the_measurement_holds_with_its_seal(self):
+    found = validate.validate(
+        _RECORDS / "packed_performance_h200",
+        seal=(
+            "4f55e33159363754ec93910402abeb5250bbfcd02a772e9e80cd64a8c515304b"
+        ),
+    )
+    self.assertTrue(found["valid"], found["detail"])
+    points = found["result"]["points"]
+    self.assertFalse(found["result"]["interpreted"])
+    self.assertLen(points, 5)
+    stable = [
+        next(c for c in p["comparisons"] if c["arm"] == "vllm_stable")
+        for p in points
+    ]
+    self.assertEqual(
+        [c["verdict"] for c in stable], ["inferior"] + 4 * ["non_inferior"]
+    )
+    for point in points:  # "different_bits" would be told here.
+      pallas = [
+          c for c in point["comparisons"] if c["arm"].startswith("pallas")
+      ]
+      self.assertEqual([c["verdict"] for c in pallas], 2 * ["described"])
+
+
+class SiluTest(absltest.TestCase):
+
+  def test_who_promises_the_contracts_table_has_it(self):
+    record = _read("silu_tables_h200.json")
+    contract = {
+        dtype: activation.table_digest(activation.silu_table(dtype))
+        for dtype in ("float16", "bfloat16")
+    }
+    self.assertEqual(record["contract"], contract)
+    promised = [
+        row for row in record["tables"]
+        if row["backend"] in ("oracle", "pallas", "vllm")
+    ]
+    self.assertLen(promised, 6)
+    for row in promised:
+      self.assertEqual(row["digest"], contract[row["dtype"]], row)
 
 
 class IncidenceTest(absltest.TestCase):
