@@ -38,7 +38,8 @@ def composed(
 
   def linear(v, weight):
     return group_gemm.grouped_matmul(
-        v, weight, plan, contract.forward, contract.backward, transpose_b=True
+        v, weight, plan, contract.forward, contract.dgrad, contract.wgrad,
+        transpose_b=True,
     )
 
   if contract.fc1_layout == "split":
@@ -64,7 +65,7 @@ def eager(
 
   The sum over the slots of a token runs in x's dtype, experts ascending and
   then slots, with one rounding an addition. GEMMs are the framework's;
-  `forward`, `backward` and `residuals` have no meaning.
+  the GEMMs' contracts and `residuals` have no meaning.
   """
   y = jnp.zeros_like(x)
   down = down.astype(x.dtype)

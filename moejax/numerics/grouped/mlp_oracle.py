@@ -65,7 +65,7 @@ def moe_mlp_oracle(
     )
 
   def mn(a, b, weight):
-    gemm = contract.backward
+    gemm = contract.wgrad
     return gemm_lib.same_mn_oracle(
         a, b, counts, gemm, weight.dtype.name, reach=_reach(gemm, ids)
     )
@@ -87,7 +87,7 @@ def moe_mlp_oracle(
 
   d = rows_of(dy)
   d_out = weighted(d) if after else d
-  d_fc2 = nk(d_out, w2, contract.backward)
+  d_fc2 = nk(d_out, w2, contract.dgrad)
   d_p = d_fc2 if after else weighted(d_fc2)
   by_row = _row_dot(*((fc2_out, d) if after else (p, d_fc2)), gates.dtype)
   d_gates = np.where(placed, by_row[pos], np.zeros((), gates.dtype))
@@ -95,10 +95,10 @@ def moe_mlp_oracle(
       activation.backward_oracle(gate, up, d_p, limit), axis=1
   )
   if contract.fc1_layout == "merged":
-    d_rows = nk(d_both, w13, contract.backward)
+    d_rows = nk(d_both, w13, contract.dgrad)
   else:
     parts = [
-        nk(d_both[:, half], w13[:, half], contract.backward) for half in halves
+        nk(d_both[:, half], w13[:, half], contract.dgrad) for half in halves
     ]
     d_rows = _rounded(parts[0].astype(wide) + parts[1].astype(wide), dtype)
   return {
