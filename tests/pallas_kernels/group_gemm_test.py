@@ -21,7 +21,7 @@ from pallas_kernels import launch
 from tests import bits
 from tests.numerics.grouped import group_gemm_suite as suite
 
-_CONFIG = launch.LaunchConfig(interpret=True)
+_CONFIG = launch.LaunchConfig(interpret=True, tile_n=16)
 
 
 @functools.partial(jax.jit, static_argnames=("contract", "transpose_b"))
