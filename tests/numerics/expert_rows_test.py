@@ -54,21 +54,5 @@ class PerExpertTest(parameterized.TestCase):
     self.assertEqual(shapes, [(1, 2), (2, 2), (4, 2), (8, 2)])
 
 
-class TakeRowsTest(chex.TestCase):
-
-  @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters("float32", "bfloat16", "float16")
-  def test_moves_subnormals_and_nan_without_a_change(self, dtype):
-    fmt = formats.of(dtype)
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, 1 << fmt.bits, (64, 8)).astype(fmt.uint)
-    words[0] = np.arange(8)  # The smallest subnormals.
-    index = rng.integers(0, 64, (5, 40)).astype(np.int32)
-    out = self.variant(lib.take_rows)(
-        jnp.asarray(words.view(fmt.numpy)), jnp.asarray(index)
-    )
-    bits.assert_same_bits(np.asarray(out).view(fmt.uint), words[index])
-
-
 if __name__ == "__main__":
   absltest.main()
