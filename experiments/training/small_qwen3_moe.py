@@ -1,0 +1,43 @@
+"""The small Qwen3-MoE: its shape and how it is trained.
+
+4.2 million parameters, of which a token meets 2.4 million. The widths are whole
+tiles of a tensor core.
+
+Layer: experiments.
+"""
+
+from moejax.modules import config as config_lib
+from moejax.training import recipe
+
+NAME = "small_qwen3_moe"
+
+
+def config(vocab_size: int) -> config_lib.DecoderConfig:
+  """The shape over a vocabulary of that size."""
+  return config_lib.DecoderConfig(
+      vocab_size=vocab_size,
+      embed=128,
+      num_layers=8,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=32,
+      hidden=256,  # No layer is dense, so nothing has this width.
+      expert_hidden=48,
+      num_experts=16,
+      top_k=6,
+      normalize_gates=True,
+      sparse_layers=tuple(range(8)),
+      max_positions=1024,
+  )
+
+
+RECIPE = recipe.Recipe(
+    NAME,
+    seed=20261201,
+    steps=2000,
+    batch=256,
+    length=256,
+    chunk=20,
+    peak=3e-3,
+    warm_up=100,
+)
