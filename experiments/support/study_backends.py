@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from experiments import pallas_backend
 from experiments.support import environment
+from experiments.support import pallas_backend
 from moejax.contracts import refusal
 from moejax.numerics.packed import oracle
 from moejax.protocols import packed_fixture

@@ -17,7 +17,6 @@ import numpy as np
 from moejax.contracts import decoder as decoder_contract
 from moejax.contracts import ops as ops_lib
 from moejax.contracts import packed_moe
-from moejax.contracts import state as state_lib
 from moejax.modules import attention
 from moejax.modules import config as config_lib
 from moejax.modules import experts
@@ -25,6 +24,7 @@ from moejax.modules import moe
 from moejax.modules import norm
 from moejax.modules import packed_experts
 from moejax.modules import rotary
+from moejax.modules import state as state_lib
 from moejax.modules import tap as tap_lib
 from moejax.numerics import moves
 

@@ -70,7 +70,7 @@ def _to_odd(total, error):
   return np.where(inexact, moved, bits).view(np.float64)
 
 
-def _step(acc, term):
+def add_term(acc: jax.Array, term: jax.Array) -> jax.Array:
   """R_FP32(acc + term) on float64 values; the term may hold 48 bits."""
   total = acc + term
   back = total - acc
@@ -94,7 +94,7 @@ def _chain(terms, count, shape):
   return lax.fori_loop(
       1,
       count,
-      lambda k, acc: _step(acc, terms(k)),
+      lambda k, acc: add_term(acc, terms(k)),
       rounding.round_value(first, "float32"),
   )
 

@@ -11,7 +11,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
-from experiments import pallas_backend
+from experiments.support import pallas_backend
 from experiments.support import study_backends
 from moejax.contracts import document
 from moejax.contracts import refusal

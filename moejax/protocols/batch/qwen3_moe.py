@@ -9,10 +9,10 @@ Layer: protocols.
 import jax
 import numpy as np
 
-from moejax.contracts import state as state_lib
 from moejax.modules import decoder as decoder_lib
-from moejax.protocols.batch import place as place_lib
+from moejax.modules import state as state_lib
 from moejax.protocols import taps as taps_lib
+from moejax.protocols.batch import place as place_lib
 
 
 class Qwen3MoeLayout:

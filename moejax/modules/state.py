@@ -4,7 +4,7 @@ The persistent state of a decoder with plain key-value attention is its keys
 and values. They go in and come out as one named tuple; nothing is hidden in a
 mutable collection.
 
-Layer: contracts. Imports nothing from this project.
+Layer: modules. Imports nothing from this project.
 """
 
 from typing import Any, NamedTuple
