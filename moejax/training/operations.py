@@ -14,20 +14,30 @@ not a number, the method brings another rule:
 Layer: training. Protocol: contracts/ops.py, TrainingOperations.
 """
 
+import dataclasses
 import functools
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
+from moejax.contracts import grouped_mlp
+from moejax.numerics.grouped import mlp
 from moejax.numerics import native_ops
-from moejax.training import stand_in
+
+
+# The gate multiplies where both decoders of transformers multiply it.
+MLP = grouped_mlp.GroupedMlpContract(weight_placement="after_fc2")
 
 
 class TrainingOperations(native_ops.NativeOperations):
   """Implements `ops.TrainingOperations`."""
 
   name = "training"
+
+  def __init__(self, mlp_contract: grouped_mlp.GroupedMlpContract = MLP):
+    """Takes the contract of the routed MLPs; its limit is the decoder's."""
+    self._mlp = mlp_contract
 
   def silu(self, x):
     wide = x.astype(jnp.float32)
@@ -51,7 +61,8 @@ class TrainingOperations(native_ops.NativeOperations):
     return _sinkhorn(x, iterations, epsilon)[..., None, :, :]
 
   def moe_mlp(self, x, gates, gate_up, down, expert_ids, limit):
-    return stand_in.moe_mlp(x, gates, gate_up, down, expert_ids, limit)
+    contract = dataclasses.replace(self._mlp, clamp_limit=limit)
+    return mlp.moe_mlp(x, gates, gate_up, down, expert_ids, contract)
 
 
 def _product(a, b):
