@@ -1,6 +1,6 @@
 """The small DeepSeek-V4: its shape and how it is trained.
 
-4.3 million parameters. Eight layers hold every kind of attention with both
+4.1 million parameters over 6,144 tokens. Eight layers hold every kind of attention with both
 kinds of route; a sequence of 256 tokens passes the window, sixteen entries of
 an HCA layer and four times what an indexer selects:
 
