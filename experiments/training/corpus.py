@@ -1,9 +1,7 @@
-"""The text that a model is trained on, as a folder.
+"""The text that a model is trained on, as a folder of schema corpus/1.
 
-  train.tokens.npy        [token] uint16
-  validation.tokens.npy   the same, of other documents
-  tokenizer.json          makes them
-  corpus.json             sources, licences, baselines, digests
+Read here: corpus.json, tokenizer.json, LICENSES.md, and the training and the
+validation part as train.tokens.npy and validation.tokens.npy, [token] uint16.
 
 Layer: experiments.
 """
@@ -18,8 +16,8 @@ import numpy as np
 
 from moejax.contracts import refusal
 
-TRAIN, VALIDATION = "train.tokens.npy", "validation.tokens.npy"
-TOKENIZER, DESCRIPTION = "tokenizer.json", "corpus.json"
+DESCRIPTION, TOKENIZER, LICENCES = "corpus.json", "tokenizer.json", "LICENSES.md"
+_SCHEMA = "corpus/1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class Corpus:
     validation: The same.
     vocab_size: Of the tokenizer.
     description: corpus.json.
-    digest: SHA-256 over the digests of the four files.
+    digest: SHA-256 of corpus.json, which holds those of the other files.
   """
 
   folder: pathlib.Path
@@ -43,59 +41,71 @@ class Corpus:
   digest: str
 
   @property
-  def validation_parts(self) -> dict[str, list]:
-    """{language: [[first, end], ...]} spans of the validation tokens."""
-    return self.description.get("validation_parts", {})
+  def validation_parts(self) -> dict[str, list[tuple[int, int]]]:
+    """{language: [(first, end), ...]} of the validation tokens."""
+    out: dict[str, list[tuple[int, int]]] = {}
+    for row in self.description["documents"]:
+      if row["part"] == "validation":
+        spans = out.setdefault(row["language"], [])
+        spans.append((row["start"], row["stop"]))
+    return out
 
   @property
   def baselines(self) -> dict[str, dict[str, float]]:
-    """{language, or "all": {baseline: nats per token}}."""
-    return self.description.get("baselines", {})
-
-  @property
-  def licence_text(self) -> str:
-    """Sources and licences, for people."""
-    return self.description.get("licence_text", "")
+    """{language: {baseline: nats per token}} of the validation tokens."""
+    return self.description["baselines"]["validation"]
 
 
 def load(folder: str | pathlib.Path) -> Corpus:
   """Reads a corpus.
 
   Raises:
-    refusal.HarnessError: a file is missing, empty or damaged, or a token is
-      not of the tokenizer's vocabulary.
+    refusal.HarnessError: a file is missing, empty, damaged or not the one that
+      corpus.json speaks of, or a token is not of the vocabulary.
   """
   folder = pathlib.Path(folder)
-  digest = hashlib.sha256()
-  for name in (TRAIN, VALIDATION, TOKENIZER, DESCRIPTION):
-    path = folder / name
-    if not path.is_file():
-      raise refusal.HarnessError(f"{folder} is no corpus: {name} is absent.")
-    digest.update(hashlib.sha256(path.read_bytes()).digest())
-  description = _json(folder / DESCRIPTION)
-  model = _json(folder / TOKENIZER).get("model", {})
-  added = _json(folder / TOKENIZER).get("added_tokens", [])
-  ids = {*model.get("vocab", {}).values(), *(t["id"] for t in added)}
-  vocab_size = max(ids, default=-1) + 1
-  train, validation = (
-      _tokens(folder / name, vocab_size) for name in (TRAIN, VALIDATION)
-  )
-  return Corpus(
-      folder, train, validation, vocab_size, description, digest.hexdigest()
-  )
-
-
-def _json(path: pathlib.Path) -> dict[str, Any]:
+  content = _read(folder, DESCRIPTION)
   try:
-    found = json.loads(path.read_text("utf-8"))
-  except ValueError as error:
-    raise refusal.HarnessError(f"{path} is damaged: {error}") from error
-  if not isinstance(found, dict):
-    raise refusal.HarnessError(f"{path} holds no object.")
-  return found
+    description = json.loads(content)
+    if description["schema"] != _SCHEMA:
+      raise ValueError(f"schema {description['schema']!r}, not {_SCHEMA!r}")
+    vocab_size = int(description["request"]["vocab_size"])
+    promised = {n: f["sha256"] for n, f in description["files"].items()}
+  except (ValueError, KeyError, TypeError) as error:
+    raise refusal.HarnessError(
+        f"{folder / DESCRIPTION} is damaged: {error!r}"
+    ) from error
+  for name in (TOKENIZER, LICENCES):
+    _check(folder, name, promised)
+  return Corpus(
+      folder,
+      _tokens(folder, "train", promised, vocab_size),
+      _tokens(folder, "validation", promised, vocab_size),
+      vocab_size,
+      description,
+      hashlib.sha256(content).hexdigest(),
+  )
 
 
-def _tokens(path: pathlib.Path, vocab_size: int) -> np.ndarray:
+def _read(folder: pathlib.Path, name: str) -> bytes:
+  try:
+    return (folder / name).read_bytes()
+  except OSError as error:
+    raise refusal.HarnessError(f"{folder} is no corpus: {error}") from error
+
+
+def _check(folder, name: str, promised: dict[str, str]) -> None:
+  found = hashlib.sha256(_read(folder, name)).hexdigest()
+  if found != promised.get(name):
+    raise refusal.HarnessError(
+        f"{folder / name} has SHA-256 {found}; {DESCRIPTION} says"
+        f" {promised.get(name)}."
+    )
+
+
+def _tokens(folder, part: str, promised, vocab_size: int) -> np.ndarray:
+  path = folder / f"{part}.tokens.npy"
+  _check(folder, path.name, promised)
   try:
     tokens = np.load(path, allow_pickle=False)
   except (OSError, ValueError, EOFError) as error:
@@ -106,7 +116,7 @@ def _tokens(path: pathlib.Path, vocab_size: int) -> np.ndarray:
     )
   if int(tokens.max()) >= vocab_size:
     raise refusal.HarnessError(
-        f"{path} holds token {int(tokens.max())}; the tokenizer has"
+        f"{path} holds token {int(tokens.max())}; the vocabulary has"
         f" {vocab_size}."
     )
   return tokens

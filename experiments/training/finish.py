@@ -22,7 +22,7 @@ from moejax.training import models
 from moejax.training import recipe as recipe_lib
 
 SCHEMA = "training/1"
-_PROMPTS = ("The ", "In the ", "这", "中国")
+_PROMPTS = ("The ", "If you ", "这个", "如果")
 _SAMPLE_TOKENS = 48
 _TEMPERATURE = 0.7
 
@@ -99,11 +99,24 @@ def _validate(model, recipe, corpus, params) -> dict[str, Any]:
       min(recipe.length, len(corpus.validation) - 1),
       min(recipe.batch, 64),
   )
+  found = evaluation.summary(nats, corpus.validation_parts)
   return {
-      "validation": evaluation.summary(nats, corpus.validation_parts),
-      "baselines": corpus.baselines,
+      "validation": found,
+      "baselines": _baselines(found, corpus.baselines),
       "experts": balance.statistics(routes),
   }
+
+
+def _baselines(found, by_language) -> dict[str, dict[str, float]]:
+  """Adds "all": the mean over languages, weighted by their tokens."""
+  sizes = {n: part["tokens"] for n, part in found.items() if n in by_language}
+  names = next(iter(by_language.values()))
+  mean = {
+      name: sum(by_language[n][name] * size for n, size in sizes.items())
+      / sum(sizes.values())
+      for name in names
+  }
+  return {"all": mean, **by_language}
 
 
 def _samples(model, recipe, corpus, params) -> list[dict[str, str]]:
@@ -122,7 +135,7 @@ def _samples(model, recipe, corpus, params) -> list[dict[str, str]]:
 
 def _draw(run, record, losses) -> None:
   levels = {"validation": record["validation"]["all"]["nats"]}
-  for name, nats in record["baselines"].get("all", {}).items():
+  for name, nats in record["baselines"]["all"].items():
     levels[name] = nats
   for kind in ("png", "svg"):
     picture = loss_curve.draw(losses, levels, record["name"], kind)
@@ -141,6 +154,8 @@ def _export(model, corpus, params, record, out, run) -> dict[str, str]:
   }
   record = {**record, "sha256": export.digests(content)}
   content["training.json"] = export.to_json(record)
-  content["README.md"] = model_card.write(record, corpus).encode()
+  licences = corpus.folder / corpus_lib.LICENCES
+  content["LICENSES.md"] = licences.read_bytes()
+  content["README.md"] = model_card.write(record).encode()
   export.write(out, content)
   return record["sha256"]

@@ -5,10 +5,8 @@ Layer: experiments.
 
 from typing import Any
 
-from experiments.training import corpus as corpus_lib
 
-
-def write(record: dict[str, Any], corpus: corpus_lib.Corpus) -> str:
+def write(record: dict[str, Any]) -> str:
   """Returns the model card, Markdown, from a record of schema training/1."""
   parts = [
       f"# {record['name']}",
@@ -41,7 +39,8 @@ def write(record: dict[str, Any], corpus: corpus_lib.Corpus) -> str:
           for sample in record["samples"]
       ),
       "## Text and licences",
-      corpus.licence_text,
+      "The training text is documentation from free packages; `LICENSES.md`"
+      " names each source and its licence.",
       "## Files",
       _table(("file", "SHA-256"), sorted(record["sha256"].items())),
   ]

@@ -60,4 +60,6 @@ RECIPE = recipe.Recipe(
     chunk=20,
     peak=3e-3,
     warm_up=100,
+    # The release's speed, 0.001, is for a hundred times as many steps.
+    bias_speed=0.002,
 )
