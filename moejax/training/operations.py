@@ -107,8 +107,8 @@ _matmul.defvjp(lambda a, b: (_matmul(a, b), (a, b)), _matmul_backward)
 
 def _unbroadcast(x, shape):
   """Adds up the batch axes along which an operand was repeated."""
-  shape = (1,) * (x.ndim - len(shape)) + shape
-  axes = tuple(i for i, n in enumerate(shape) if n != x.shape[i])
+  padded = (1,) * (x.ndim - len(shape)) + shape
+  axes = tuple(i for i, n in enumerate(padded) if n != x.shape[i])
   return x.sum(axes, keepdims=True).reshape(shape)
 
 
