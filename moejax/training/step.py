@@ -13,6 +13,7 @@ Layer: training.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 from typing import Any, NamedTuple
 
@@ -70,20 +71,30 @@ class Report(NamedTuple):
 class Trainer:
   """A model and a recipe as a function from state and batches to state."""
 
-  def __init__(self, model: models.Model, recipe: recipe_lib.Recipe):
+  def __init__(
+      self,
+      model: models.Model,
+      recipe: recipe_lib.Recipe,
+      devices: Sequence[jax.Device] | None = None,
+  ):
     """Compiles nothing yet.
+
+    Args:
+      model: The architecture.
+      recipe: How it is trained.
+      devices: Over which the batch is split; None takes all that JAX sees.
 
     Raises:
       ValueError: the batch is no multiple of the number of devices.
     """
     self.model, self.recipe = model, recipe
-    self.devices = jax.devices()
-    if recipe.batch % len(self.devices):
+    devices = list(devices or jax.devices())
+    if recipe.batch % len(devices):
       raise ValueError(
           f"batch={recipe.batch} sequences cannot be split evenly over"
-          f" {len(self.devices)} devices."
+          f" {len(devices)} devices."
       )
-    self._mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
+    self._mesh = jax.sharding.Mesh(np.array(devices), (_AXIS,))
     self._optimiser = optimiser(model, recipe)
     self._start = self._spread(
         model.state(recipe.batch, recipe.length), _spec()
