@@ -13,8 +13,9 @@ the executable meaning. With R_d one rounding to the dtype of the activations:
   y = R_d(sum over slots of V, ascending from +0, in float32)
 
 A launch bound belongs to a GEMM, never to a shape: `bound` says how many rows
-of one expert the launch reaches. The forward and the backward GEMMs have a
-contract each, so neither can inherit the other's.
+of one expert the launch reaches. The GEMMs of the forward pass, those that make
+gradients of rows and those that make gradients of weights have a contract each,
+so none can inherit another's.
 
 Layer: contracts. Imports contracts.
 """
@@ -91,7 +92,8 @@ class GroupedMlpContract:
   Attributes:
     name: A label for people; no part of the digest.
     forward: Of the GEMMs of the forward pass.
-    backward: Of the input-gradient and weight-gradient GEMMs.
+    dgrad: Of the GEMMs that make gradients of rows.
+    wgrad: Of those that make gradients of weights.
     fc1_layout: "merged": gate and up projection are one GEMM, forward and
       backward. "split": two, whose input gradients are rounded and added.
     weight_placement: "before_fc2" or "after_fc2": where the gate multiplies.
@@ -105,7 +107,8 @@ class GroupedMlpContract:
 
   name: str = "native"
   forward: GroupGemmContract = GroupGemmContract()
-  backward: GroupGemmContract = GroupGemmContract()
+  dgrad: GroupGemmContract = GroupGemmContract()
+  wgrad: GroupGemmContract = GroupGemmContract()
   fc1_layout: str = "merged"
   weight_placement: str = "before_fc2"
   clamp_limit: float | None = None
@@ -123,7 +126,7 @@ class GroupedMlpContract:
       document.check_choice(
           "GroupedMlpContract", field, getattr(self, field), choices
       )
-    for field in ("forward", "backward"):
+    for field in ("forward", "dgrad", "wgrad"):
       if not isinstance(getattr(self, field), GroupGemmContract):
         raise ValueError(
             f"GroupedMlpContract: {field}={getattr(self, field)!r} is no"
@@ -149,7 +152,8 @@ def of_chain(chain: str, **fields) -> GroupedMlpContract:
   return GroupedMlpContract(**{
       "name": chain,
       "forward": gemm,
-      "backward": gemm,
+      "dgrad": gemm,
+      "wgrad": gemm,
       "functions": "native" if chain == "native" else "portable",
       **fields,
   })

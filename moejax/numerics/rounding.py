@@ -69,6 +69,28 @@ def bf16_bits(x: jax.Array, rule: str) -> jax.Array:
   return jnp.where(special, kept, rounded).astype(jnp.uint16)
 
 
+def f16_bits(x: jax.Array) -> jax.Array:
+  """Rounds float32 to float16, nearest even, and returns its bits, uint16.
+
+  NaN becomes 0x7e00 with its sign. Integers alone, so subnormals are kept.
+  """
+  bits = lax.bitcast_convert_type(x, jnp.uint32)
+  magnitude = bits & jnp.uint32(0x7FFFFFFF)
+  rebias = jnp.uint32(112 << 23)
+  # Below 2**-14 the spacing is constant: shift the significand into place.
+  exponent = magnitude >> 23
+  shift = jnp.clip(jnp.uint32(126) - exponent, 14, 25)
+  whole = (magnitude & jnp.uint32(0x7FFFFF)) | jnp.uint32(0x800000)
+  half = (jnp.uint32(1) << (shift - 1)) - 1
+  small = (whole + half + ((whole >> shift) & 1)) >> shift
+  normal = magnitude - rebias
+  normal = (normal + jnp.uint32(0xFFF) + ((normal >> 13) & 1)) >> 13
+  normal = jnp.minimum(normal, jnp.uint32(0x7C00))
+  out = jnp.where(exponent < 113, small, normal)
+  out = jnp.where(magnitude > jnp.uint32(0x7F800000), jnp.uint32(0x7E00), out)
+  return (out | (bits >> 16 & jnp.uint32(0x8000))).astype(jnp.uint16)
+
+
 def round_oracle(y: np.ndarray, dtype: str) -> np.ndarray:
   """Rounds float64 to float32 and then, for a 16-bit dtype, once more.
 

@@ -103,7 +103,8 @@ def grouped_matmul(
     b: jax.Array,
     plan: row_plan.RowPlan,
     forward: grouped_mlp.GroupGemmContract,
-    backward: grouped_mlp.GroupGemmContract,
+    dgrad: grouped_mlp.GroupGemmContract,
+    wgrad: grouped_mlp.GroupGemmContract,
     *,
     transpose_b: bool = False,
 ) -> jax.Array:
@@ -127,10 +128,10 @@ def grouped_matmul(
     a, b, plan = kept
     narrow = storage.rounded(b, a.dtype)
     da = group_gemm_same_nk(
-        dy, narrow, plan, backward, transpose_b=not transpose_b
+        dy, narrow, plan, dgrad, transpose_b=not transpose_b
     )
     pair = (dy, a) if transpose_b else (a, dy)
-    return da, group_gemm_same_mn(*pair, plan, backward, b.dtype), None
+    return da, group_gemm_same_mn(*pair, plan, wgrad, b.dtype), None
 
   return once.differentiated(run, gradient, "grouped_matmul")(a, b, plan)
 

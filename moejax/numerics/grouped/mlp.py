@@ -85,7 +85,7 @@ def moe_mlp(
   plan = row_plan.row_plan(ids, down.shape[0])
   if checked:
     checks.check_plan(plan)
-    for gemm in (contract.forward, contract.backward):
+    for gemm in (contract.forward, contract.dgrad, contract.wgrad):
       checks.check_bound(plan, gemm)
   return of_plan(x, gates, gate_up, down, plan, contract)
 
@@ -183,22 +183,22 @@ def _backward(residuals, dy, *, contract):
 
 def _fc2_gradient(d, known, gates, down, plan, contract, zero):
   """B2 to B5: (dP, dW2, dg)."""
-  gemm, dtype = contract.backward, d.dtype
+  dgrad, dtype = contract.dgrad, d.dtype
   narrow = storage.rounded(down, dtype)
   g = row_moves.gate_rows(gates, plan)
   if contract.weight_placement == "before_fc2":
-    d_q = group_gemm.group_gemm_same_nk(d, narrow, plan, gemm)
+    d_q = group_gemm.group_gemm_same_nk(d, narrow, plan, dgrad)
     d_down = group_gemm.group_gemm_same_mn(
-        d, known["q"], plan, gemm, down.dtype
+        d, known["q"], plan, contract.wgrad, down.dtype
     )
-    by_row = _row_dot(known["p"], d_q, gemm, gates.dtype)
+    by_row = _row_dot(known["p"], d_q, dgrad, gates.dtype)
     return _weighted(d_q, g, zero), d_down, row_moves.gate_slots(by_row, plan)
   d_u = _weighted(d, g, zero)
-  d_p = group_gemm.group_gemm_same_nk(d_u, narrow, plan, gemm)
+  d_p = group_gemm.group_gemm_same_nk(d_u, narrow, plan, dgrad)
   d_down = group_gemm.group_gemm_same_mn(
-      d_u, known["p"], plan, gemm, down.dtype
+      d_u, known["p"], plan, contract.wgrad, down.dtype
   )
-  by_row = _row_dot(known["u"], d, gemm, gates.dtype)
+  by_row = _row_dot(known["u"], d, dgrad, gates.dtype)
   return d_p, d_down, row_moves.gate_slots(by_row, plan)
 
 
@@ -229,17 +229,19 @@ def _row_dot(a, b, gemm, dtype):
 
 def _fc1_gradient(rows, d_gate, d_up, gate_up, plan, contract):
   """B8 and B9: (dX, the cotangent of gate_up in its own form)."""
-  gemm, dtype = contract.backward, rows.dtype
+  dtype = rows.dtype
   pair = isinstance(gate_up, tuple)
 
   def nk(d, weight):
     return group_gemm.group_gemm_same_nk(
-        d, storage.rounded(weight, dtype), plan, gemm
+        d, storage.rounded(weight, dtype), plan, contract.dgrad
     )
 
   def mn(d):
     weight = gate_up[0] if pair else gate_up
-    return group_gemm.group_gemm_same_mn(d, rows, plan, gemm, weight.dtype)
+    return group_gemm.group_gemm_same_mn(
+        d, rows, plan, contract.wgrad, weight.dtype
+    )
 
   if contract.fc1_layout == "split":
     parts = [nk(d, w) for d, w in zip(

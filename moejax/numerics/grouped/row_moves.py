@@ -88,6 +88,11 @@ moe_gather = once.differentiated(
     lambda plan, dy: (scatter_rows(dy, plan), None),
     "moe_gather",
 )
+moe_gate_rows = once.differentiated(
+    lambda gates, plan: (gate_rows(gates, plan), plan),
+    lambda plan, dy: (gate_slots(dy, plan), None),
+    "moe_gate_rows",
+)
 
 
 def moe_scatter_oracle(x: np.ndarray, pos: np.ndarray, rows: int) -> np.ndarray:

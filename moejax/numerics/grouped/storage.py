@@ -1,8 +1,7 @@
 """Between the dtype that arrays are stored in and the one that computes.
 
 float64 computes in float64, everything else in float32. A rounding to 16 bits
-works on the bits, or through `reduce_precision`, because XLA on a GPU removes a
-pair of casts.
+works on the bits, because XLA on a GPU removes a pair of casts.
 
 Layer: numerics.
 """
@@ -32,7 +31,7 @@ def rounded(x: jax.Array, dtype) -> jax.Array:
   x = x.astype(jnp.float32)
   if dtype == jnp.bfloat16:
     return lax.bitcast_convert_type(rounding.bf16_bits(x, "ieee"), dtype)
-  return lax.reduce_precision(x, 5, 10).astype(dtype)
+  return lax.bitcast_convert_type(rounding.f16_bits(x), dtype)
 
 
 def run_time_zero(ends: jax.Array) -> jax.Array:
