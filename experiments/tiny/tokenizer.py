@@ -25,25 +25,26 @@ END_OF_TEXT_ID = 0
 PAD_ID = 1
 
 
-def train(text: str) -> str:
+def train(text: str, vocab_size: int = VOCAB_SIZE) -> str:
   """Trains the tokenizer on a text.
 
   Args:
     text: The training text, newlines included. It is cut into lines first, and
       a newline stays with the line that it ends.
+    vocab_size: Number of tokens, the special ones included.
 
   Returns:
     The content of a tokenizer.json, ending in a newline.
 
   Raises:
-    ValueError: If the text is too short to yield VOCAB_SIZE tokens, or if a
+    ValueError: If the text is too short to yield vocab_size tokens, or if a
       special token did not receive the id that this module names.
   """
   tokenizer = tokenizers.Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
   trainer = trainers.BpeTrainer(
-    vocab_size=VOCAB_SIZE,
+    vocab_size=vocab_size,
     special_tokens=[END_OF_TEXT, PAD],
     # alphabet() returns another order in every process; the trainer sorts it
     # again, but nothing says that it always will.
@@ -52,10 +53,10 @@ def train(text: str) -> str:
   )
   tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
   size = tokenizer.get_vocab_size()
-  if size != VOCAB_SIZE:
+  if size != vocab_size:
     raise ValueError(
       f"a text of {len(text)} characters yields {size} tokens, but the "
-      f"checkpoint needs exactly {VOCAB_SIZE}"
+      f"checkpoint needs exactly {vocab_size}"
     )
   for token, wanted in ((END_OF_TEXT, END_OF_TEXT_ID), (PAD, PAD_ID)):
     found = tokenizer.token_to_id(token)
