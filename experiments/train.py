@@ -1,9 +1,9 @@
 """Trains a small decoder of ours with our own routed expert MLP.
 
-  python -m experiments.train --model=small_qwen3_moe --corpus=DIR --run=DIR \\
-      --export=DIR
-  python -m experiments.train --model=small_deepseek_v4 --corpus=DIR --run=DIR \\
-      --time_limit=500
+  python -m experiments.train --model=small_qwen3_moe --corpus=DIR \\
+      --run=DIR --export=DIR
+  python -m experiments.train --model=small_deepseek_v4 --corpus=DIR \\
+      --run=DIR --export=DIR --time_limit=400
 
 The run folder holds checkpoints, metrics.jsonl, the loss curve and record.json.
 The same command goes on where it stopped, with the bits of a run that never
@@ -51,7 +51,8 @@ _EXPORT = flags.DEFINE_string(
 _TIME_LIMIT = flags.DEFINE_float(
     "time_limit",
     math.inf,
-    "Seconds, compilation included, within which the last call of steps ends.",
+    "Seconds, compilation included, within which the last call of steps ends."
+    " Evaluation and export come after it.",
     lower_bound=0,
 )
 _CHECKPOINT_EVERY = flags.DEFINE_integer(

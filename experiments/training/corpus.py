@@ -16,7 +16,9 @@ import numpy as np
 
 from moejax.contracts import refusal
 
-DESCRIPTION, TOKENIZER, LICENCES = "corpus.json", "tokenizer.json", "LICENSES.md"
+DESCRIPTION = "corpus.json"
+TOKENIZER = "tokenizer.json"
+LICENCES = "LICENSES.md"
 _SCHEMA = "corpus/1"
 
 

@@ -143,8 +143,9 @@ def train(
     if not report.done.all():
       _refuse(report, trainer.paths, done)
     done += recipe.chunk
-    slowest = max(slowest, time.monotonic() - now)
-    line = _line(report, recipe, done, time.monotonic() - now, len(corpus.train))
+    taken = time.monotonic() - now
+    slowest = max(slowest, taken)
+    line = _line(report, recipe, done, taken, len(corpus.train))
     _append(folder, line)
     spent = time.monotonic() - begun
     left = (recipe.steps - done) * spent / (done - first)

@@ -178,8 +178,10 @@ class Trainer:
     fresh = State(
         optax.apply_updates(state.params, updates), fixed, inner, state.step + 1
     )
-    fresh = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh, state)
-    return fresh, Report(loss, auxiliary, norm, finite, done, counts)
+    kept = jax.tree.map(
+        lambda new, old: jnp.where(done, new, old), fresh, state
+    )
+    return kept, Report(loss, auxiliary, norm, finite, done, counts)
 
   def _gradients(self, params, fixed, tokens, start):
     whole = jax.sharding.PartitionSpec()

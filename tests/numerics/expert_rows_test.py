@@ -5,13 +5,11 @@ Needs no accelerator.
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax.numerics import expert_rows as lib
-from moejax.numerics import formats
 from tests import bits
 
 

@@ -16,7 +16,9 @@ from tests.training import tiny
 
 
 def _rows(recipe, first=0):
-  made = batches.Batches(tiny.tokens(), recipe.seed, recipe.batch, recipe.length)
+  made = batches.Batches(
+      tiny.tokens(), recipe.seed, recipe.batch, recipe.length
+  )
   return np.stack([made.at(first + i) for i in range(recipe.chunk)])
 
 

@@ -22,11 +22,12 @@ from tests.experiments.training import tiny_corpus
 from tests.training import tiny
 
 _ROOT = pathlib.Path(__file__).parents[3]
+_TINY = "tests.experiments.training.run_tiny"
 
 
 def _start(corpus, run):
   return subprocess.Popen(
-      [sys.executable, "-m", "tests.experiments.training.run_tiny", corpus, run],
+      [sys.executable, "-m", _TINY, corpus, run],
       cwd=_ROOT,
       env={**os.environ, "JAX_PLATFORMS": "cpu"},
       stdout=subprocess.PIPE,
@@ -93,7 +94,9 @@ class LoopTest(absltest.TestCase):
     result = self._train("limited", time_limit=0.0)
     self.assertEqual((result.steps, result.complete), (0, False))
     other = dataclasses.replace(tiny.RECIPE, peak=0.5)
-    with self.assertRaisesRegex(refusal.HarnessError, r"recipe\.peak was 0\.01"):
+    with self.assertRaisesRegex(
+        refusal.HarnessError, r"recipe\.peak was 0\.01, not 0\.5"
+    ):
       self._train("limited", other)
     result = self._train("limited")
     self.assertEqual((result.steps, result.complete), (8, True))
