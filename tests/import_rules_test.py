@@ -15,6 +15,11 @@ _LAYERS = (  # Bottom first. A layer may import those named after it.
         "moejax.protocols",
         ("moejax.contracts", "moejax.numerics", "moejax.modules"),
     ),
+    # Beside protocols: a run is trained without being compared with anything.
+    (
+        "moejax.training",
+        ("moejax.contracts", "moejax.numerics", "moejax.modules"),
+    ),
     ("moejax.reports", ("moejax.contracts", "moejax.protocols")),
     ("pallas_kernels", ("moejax.contracts", "moejax.numerics")),
     (
@@ -37,7 +42,8 @@ _ONLY_IN = {  # Third-party package -> the layers that may see it.
     "jinja2": ("moejax.reports",),
     "matplotlib": ("moejax.reports",),
     "rich": ("moejax.reports", "experiments"),
-    "orbax": ("moejax.modules",),
+    "orbax": ("moejax.modules", "moejax.training"),
+    "optax": ("moejax.training",),
     "chex": (),
     "hypothesis": (),
     "pickle": (),

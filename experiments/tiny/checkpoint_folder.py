@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 import hashlib
 import json
 import pathlib
-import shutil
 import tempfile
 from typing import Any
 
@@ -40,9 +39,7 @@ def make(
 ) -> dict[str, object]:
   """Makes the checkpoint folder, whole or not at all.
 
-  Everything is written into a temporary sibling of the folder, which takes the
-  folder's place at the end. An older checkpoint is moved aside for that and
-  deleted only after the new one is in place.
+  An older checkpoint is replaced, see `replace`.
 
   Args:
     out: The folder to make. It may be absent, empty, or an earlier result.
@@ -62,20 +59,40 @@ def make(
   """
   out = out.resolve()
   _check_replaceable(out, sources)
+  content = {source.name: source.read_bytes() for source in sources}
+  content |= _generated(config, tensors, corpus)
+  replace(out, content)
+  digests = {
+      name: hashlib.sha256(content[name]).hexdigest() for name in _DECISIVE
+  }
+  return {
+      "schema": "make_checkpoint/1",
+      "out": str(out),
+      "num_parameters": sum(
+          t.size for t in tensors.values() if t.dtype.kind not in "iu"
+      ),
+      "sha256": digests,
+  }
+
+
+def replace(out: pathlib.Path, content: Mapping[str, bytes]) -> None:
+  """Makes a folder of files in the place of whatever stands there.
+
+  The folder is whole or not there: it is written beside its place, and an
+  older one is deleted only after the new one is in place.
+
+  Args:
+    out: The folder; its parents are made.
+    content: {name: bytes}.
+  """
   out.parent.mkdir(parents=True, exist_ok=True)
   # The folder itself is made inside, because a temporary directory is private
   # to its owner and a checkpoint is not.
   with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as d:
     fresh, old = pathlib.Path(d) / "fresh", pathlib.Path(d) / "old"
     fresh.mkdir()
-    for source in sources:
-      shutil.copyfile(source, fresh / source.name)
-    for name, content in _generated(config, tensors, corpus).items():
-      (fresh / name).write_bytes(content)
-    digests = {
-        name: hashlib.sha256((fresh / name).read_bytes()).hexdigest()
-        for name in _DECISIVE
-    }
+    for name, data in content.items():
+      (fresh / name).write_bytes(data)
     if out.exists():
       out.rename(old)
     try:
@@ -85,14 +102,6 @@ def make(
       if old.exists():
         old.rename(out)
       raise
-  return {
-      "schema": "make_checkpoint/1",
-      "out": str(out),
-      "num_parameters": sum(
-          t.size for t in tensors.values() if t.dtype.kind not in "iu"
-      ),
-      "sha256": digests,
-  }
 
 
 def _check_replaceable(

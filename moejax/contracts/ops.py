@@ -193,3 +193,27 @@ class PackedLayer(Protocol):
       contract: packed_moe.PackedMoeContract,
   ) -> Any:
     """See `PackedOperations.packed_moe`."""
+
+
+class TrainingOperations(Operations, Protocol):
+  """What a decoder needs beside, if its routed MLPs are one operation each."""
+
+  def moe_mlp(
+      self,
+      x: Array,
+      gates: Array,
+      gate_up: Array,
+      down: Array,
+      expert_ids: Array,
+      limit: float | None,
+  ) -> Array:
+    """The routed experts of [token, embed], gated and added: the same shape.
+
+    Args:
+      x: [token, embed].
+      gates: [token, slot].
+      gate_up: [expert, 2 * expert_hidden, embed], the gate rows first.
+      down: [expert, embed, expert_hidden].
+      expert_ids: [token, slot] int32; num_experts is no expert.
+      limit: Bound on gate (above) and up (both sides); None means none.
+    """

@@ -26,7 +26,7 @@ from moejax.modules import packed_experts
 from moejax.modules import rotary
 from moejax.modules import state as state_lib
 from moejax.modules import tap as tap_lib
-from moejax.numerics import expert_rows
+from moejax.numerics import moves
 
 
 class Layer(nnx.Module):
@@ -156,7 +156,7 @@ class Decoder(nnx.Module):
     )
     positions = tap("positions", rotary.positions(valid, before))
 
-    x = tap("embed", expert_rows.take_rows(self.embedding[...], tokens))
+    x = tap("embed", moves.take_rows(self.embedding[...], tokens))
     turning = tap.within("rotary")
     frequencies = rotary.inverse_frequencies(config, ops)
     frequencies = turning("inverse_frequencies", frequencies)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from moejax.contracts import combine
+from moejax.contracts import document
+from moejax.contracts import named_combines
 from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
 from moejax.numerics import moves
@@ -158,3 +160,45 @@ class Experts(nnx.Module):
     out = by_slot("down", out).reshape(tokens, top_k, -1)
     terms = tap("terms", ops.gate_terms(out, route.gates, contract))
     return tap("combine", ops.combine(terms, route.ids, contract, self.layer))
+
+
+class WholeExperts(Experts):
+  """The same as one operation of `ops.TrainingOperations`.
+
+  It brings a gradient of its own. Terms and sum round as in the contract; what
+  lies between the GEMMs is not shown to the tap.
+  """
+
+  def __init__(self, *args, **kwargs):
+    """As `Experts`.
+
+    Raises:
+      NotImplementedError: the contract is not that of the one operation: gates
+        in the activations' dtype behind W2, terms rounded to it, added in
+        float32 in slot order from zero, rounded before anything joins.
+    """
+    super().__init__(*args, **kwargs)
+    found, wanted = self.contract, named_combines.at_dtype(
+        named_combines.named("transformers_grouped_mm"), self.contract.output
+    )
+    if self.wide or self.block is not None or (
+        document.digest(found) != document.digest(wanted)
+    ):
+      raise NotImplementedError(
+          f"combine {found.name!r} with wide={self.wide}, block={self.block}:"
+          f" experts as one operation compute {wanted.name!r} alone."
+      )
+
+  def __call__(self, x, route, tap=tap_lib.SILENT):
+    gate_up, down = self.weights()
+    out = self.ops.moe_mlp(
+        x, route.gates, gate_up, down, route.ids, self.limit
+    )
+    return tap("combine", out)
+
+
+def build(*args, **kwargs) -> Experts:
+  """Returns `Experts`, or `WholeExperts` where the operations have them."""
+  operations = kwargs.get("operations") or args[3]
+  whole = hasattr(operations, "moe_mlp")
+  return (WholeExperts if whole else Experts)(*args, **kwargs)

@@ -36,7 +36,7 @@ class MoE(nnx.Module):
     """
     self.router = router.Router(params["router"], contract.router, operations)
     if not packed_experts.is_packed(params):
-      self.experts = experts.Experts(
+      self.experts = experts.build(
           params, contract.combine, layer, operations
       )
     elif isinstance(contract, packed_moe.PackedDecoderContract):

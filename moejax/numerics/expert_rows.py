@@ -44,16 +44,3 @@ def per_expert(
     result = linear(jnp.asarray(source[padded]), weight[expert])
     out[members] = np.asarray(result)[: len(members)]
   return jnp.asarray(out)
-
-
-def take_rows(x: jax.Array, index: jax.Array) -> jax.Array:
-  """x[index] along the first axis, moved as integers.
-
-  Moving 16-bit floats about, XLA on a CPU may go through float32 and flush
-  subnormals (seen with JAX 0.11.2); integers are left alone. The index must
-  lie inside.
-  """
-  uint = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-  bits = jax.lax.bitcast_convert_type(x, uint)
-  moved = jnp.take(bits, index, axis=0, mode="clip")
-  return jax.lax.bitcast_convert_type(moved, x.dtype)

@@ -5,13 +5,11 @@ Needs no accelerator.
 
 from absl.testing import absltest
 from absl.testing import parameterized
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from moejax.numerics import expert_rows as lib
-from moejax.numerics import formats
 from tests import bits
 
 
@@ -52,22 +50,6 @@ class PerExpertTest(parameterized.TestCase):
     rows = jnp.ones((11, 2), jnp.float32)
     lib.per_expert(linear, rows, jnp.ones((5, 4, 1), jnp.float32), experts)
     self.assertEqual(shapes, [(1, 2), (2, 2), (4, 2), (8, 2)])
-
-
-class TakeRowsTest(chex.TestCase):
-
-  @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.parameters("float32", "bfloat16", "float16")
-  def test_moves_subnormals_and_nan_without_a_change(self, dtype):
-    fmt = formats.of(dtype)
-    rng = np.random.default_rng(0)
-    words = rng.integers(0, 1 << fmt.bits, (64, 8)).astype(fmt.uint)
-    words[0] = np.arange(8)  # The smallest subnormals.
-    index = rng.integers(0, 64, (5, 40)).astype(np.int32)
-    out = self.variant(lib.take_rows)(
-        jnp.asarray(words.view(fmt.numpy)), jnp.asarray(index)
-    )
-    bits.assert_same_bits(np.asarray(out).view(fmt.uint), words[index])
 
 
 if __name__ == "__main__":

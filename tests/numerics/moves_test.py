@@ -5,11 +5,13 @@ Needs no accelerator.
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import chex
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from moejax.numerics import formats
 from moejax.numerics import moves as lib
 from tests import bits
 
@@ -74,6 +76,102 @@ class MovesTest(parameterized.TestCase):
     bits.assert_same_bits(lib.clamp(jnp.asarray(x), None, 10.0), expected)
     expected = np.where(expected < -10, np.array(-10, dtype), expected)
     bits.assert_same_bits(lib.clamp(jnp.asarray(x), -10.0, 10.0), expected)
+
+
+class TakeRowsTest(chex.TestCase):
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.parameters("float32", "bfloat16", "float16")
+  def test_moves_subnormals_and_nan_without_a_change(self, dtype):
+    fmt = formats.of(dtype)
+    rng = np.random.default_rng(0)
+    words = rng.integers(0, 1 << fmt.bits, (64, 8)).astype(fmt.uint)
+    words[0] = np.arange(8)  # The smallest subnormals.
+    index = rng.integers(0, 64, (5, 40)).astype(np.int32)
+    out = self.variant(lib.take_rows)(
+        jnp.asarray(words.view(fmt.numpy)), jnp.asarray(index)
+    )
+    bits.assert_same_bits(np.asarray(out).view(fmt.uint), words[index])
+
+
+_INDEX = np.int32([[4, 0, 0, 3], [1, 2, 3, 1], [0, 0, 0, 0]])
+_MASK = np.array([[1, 0, 1, 1, 0], [0, 0, 1, 0, 1], [1, 1, 1, 0, 0]], bool)
+# The move, and what computes the same with gradients of JAX's own.
+_MOVES = {
+    "gather_rows": (
+        lambda x, y: lib.gather_rows(x, _INDEX),
+        lambda x, y: jnp.take_along_axis(x, _INDEX[..., None], 1),
+    ),
+    "gather_thin_rows": (
+        lambda x, y: lib.gather_rows(x[..., 0], _INDEX),
+        lambda x, y: jnp.take_along_axis(x[..., 0], _INDEX, 1),
+    ),
+    "take_rows": (
+        lambda x, y: lib.take_rows(x, _INDEX[:, :3] % 3),
+        lambda x, y: x[_INDEX[:, :3] % 3],
+    ),
+    "where_rows": (
+        lambda x, y: lib.where_rows(_MASK, x, y),
+        lambda x, y: jnp.where(_MASK[..., None], x, y),
+    ),
+    "where_of_a_number": (
+        lambda x, y: lib.where(_MASK, x[..., 0], 7.0),
+        lambda x, y: jnp.where(_MASK, x[..., 0], jnp.array(7, x.dtype)),
+    ),
+    "where_that_broadcasts": (
+        lambda x, y: lib.where(_MASK[..., None], x, y[:1]),
+        lambda x, y: jnp.where(_MASK[..., None], x, y[:1]),
+    ),
+    "concatenate": (
+        lambda x, y: lib.concatenate([x, y[:, :2], x[:, 1:]], 1),
+        lambda x, y: jnp.concatenate([x, y[:, :2], x[:, 1:]], 1),
+    ),
+    "largest": (
+        lambda x, y: lib.largest(x),
+        lambda x, y: jnp.take_along_axis(x, jnp.argmax(x, -1)[..., None], -1),
+    ),
+    "clamp": (
+        lambda x, y: lib.clamp(x, -2.0, 3.0),
+        lambda x, y: jnp.where((x >= -2.0) & (x <= 3.0), x, jnp.zeros_like(x)),
+    ),
+}
+
+
+class GradientTest(parameterized.TestCase):
+  """Small whole numbers: sums are exact, so bits decide."""
+
+  @parameterized.product(
+      move=tuple(_MOVES), dtype=("float32", "bfloat16", "float64")
+  )
+  def test_the_cotangent_goes_back_to_where_a_value_came_from(
+      self, move, dtype
+  ):
+    ours, plain = _MOVES[move]
+    rng = np.random.default_rng(0)
+    x, y = (
+        jnp.asarray(rng.integers(-4, 5, (3, 5, 6)), dtype) for _ in range(2)
+    )
+    if move == "largest":  # The rule for equals is the first.
+      self.assertTrue((jnp.sort(x)[..., -1] == jnp.sort(x)[..., -2]).any())
+    out, expected = jax.eval_shape(ours, x, y), jax.eval_shape(plain, x, y)
+    self.assertEqual((out.shape, out.dtype), (expected.shape, expected.dtype))
+    cotangent = jnp.asarray(rng.integers(-9, 10, out.shape), dtype)
+    for run in (lambda f: f, jax.jit):
+      found = run(lambda a, b: jax.vjp(ours, a, b)[1](cotangent))(x, y)
+      wanted = jax.vjp(plain, x, y)[1](cotangent)
+      for mine, theirs in zip(found, wanted, strict=True):
+        bits.assert_same_bits(mine, theirs)
+    self.assertTrue(np.any(np.asarray(wanted[0])))
+
+  def test_equal_cotangents_of_one_row_are_added_before_they_are_rounded(self):
+    x = jnp.ones((1, 2, 4), jnp.bfloat16)
+    index = jnp.zeros((1, 4), jnp.int32)
+    parts = jnp.asarray([256.0, 0.5, 0.5, 1.0], jnp.bfloat16)
+    cotangent = jnp.broadcast_to(parts[None, :, None], (1, 4, 4))
+    pull = jax.vjp(lambda v: lib.gather_rows(v, index), x)[1]
+    expected = np.zeros((1, 2, 4), ml_dtypes.bfloat16)
+    expected[0, 0] = 258  # Rounded after each addition it would be 256.
+    bits.assert_same_bits(pull(cotangent)[0], expected)
 
 
 if __name__ == "__main__":

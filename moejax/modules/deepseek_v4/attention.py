@@ -10,6 +10,7 @@ Layer: modules. State: contracts/deepseek_v4_state.py.
 
 from flax import nnx
 import jax
+from jax import lax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -122,9 +123,11 @@ class Attention(nnx.Module):
         )
         place = jnp.arange(visible.shape[-1], dtype=jnp.int32)
       else:
+        # A selection has no gradient. What else may train the indexer, such
+        # as a divergence, must not reach the trunk through its inputs.
         visible, place, indexer = self.indexer(
-            x,
-            rank,
+            lax.stop_gradient(x),
+            lax.stop_gradient(rank),
             indexer,
             cols,
             (cos, sin),

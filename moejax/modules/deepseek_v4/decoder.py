@@ -26,7 +26,7 @@ from moejax.modules.deepseek_v4 import norm
 from moejax.modules.deepseek_v4 import quantize
 from moejax.modules.deepseek_v4 import state as rows_lib
 from moejax.modules.deepseek_v4 import turn
-from moejax.numerics import expert_rows
+from moejax.numerics import moves
 
 
 class Layer(nnx.Module):
@@ -126,7 +126,7 @@ class Decoder(nnx.Module):
       valid = jnp.ones(tokens.shape, bool)
     cols = rows_lib.columns(valid, state.lengths)
     tap("positions", cols.position)
-    x = tap("embed", expert_rows.take_rows(self.embedding[...], tokens))
+    x = tap("embed", moves.take_rows(self.embedding[...], tokens))
     rope = {
         name: self._rope(name, cols, x.dtype, tap.within(f"rotary.{name}"))
         for name in ("main", "compress")

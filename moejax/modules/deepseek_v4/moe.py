@@ -123,7 +123,7 @@ class MoE(nnx.Module):
         params, contract.router, graph.gate_epsilon, operations
     )
     quantization = graph.quantization
-    self.experts = experts_lib.Experts(
+    self.experts = experts_lib.build(
         params,
         combine,
         layer,

@@ -15,7 +15,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from moejax.contracts import grouped_mlp
-from moejax.numerics import expert_rows
 from moejax.numerics import moves
 from moejax.numerics.grouped import chains
 from moejax.numerics.grouped import once
@@ -169,10 +168,10 @@ def _tiled(a, b, plan, contract, transpose_b: bool):
   chain = chains.of_contract(contract, a.dtype)
   tiles = tiles_lib.of_contract(plan, contract)
   index, inside = tiles_lib.tile_rows(tiles, contract.block_rows)
-  rows = expert_rows.take_rows(a, index.reshape(-1))
+  rows = moves.take_rows(a, index.reshape(-1))
   rows = rows.reshape(*index.shape, a.shape[1])
   rows = moves.where(inside[..., None], rows, jnp.zeros((), a.dtype))
-  matrices = expert_rows.take_rows(b, tiles.expert)
+  matrices = moves.take_rows(b, tiles.expert)
   if transpose_b:
     matrices = jnp.swapaxes(matrices, 1, 2)
   out = chains.matmul(rows, matrices, chain, a.dtype.name)
@@ -199,7 +198,7 @@ def _row_chain(a, b, plan, contract, dtype):
     rows = starts[:, None] + place
 
     def operand(x):
-      found = expert_rows.take_rows(x, rows.reshape(-1))
+      found = moves.take_rows(x, rows.reshape(-1))
       found = found.reshape(*rows.shape, x.shape[1])
       return moves.where(own, found, jnp.zeros((), x.dtype))
 

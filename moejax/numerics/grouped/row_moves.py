@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from moejax.numerics import expert_rows
 from moejax.numerics import moves
 from moejax.numerics import rounding
 from moejax.numerics.grouped import once
@@ -27,7 +26,7 @@ def scatter_rows(x: jax.Array, plan: row_plan.RowPlan) -> jax.Array:
   tokens, top_k = plan.pos.shape
   if not tokens:
     return jnp.zeros((plan.slot_of_row.shape[0], *x.shape[1:]), x.dtype)
-  rows = expert_rows.take_rows(x, plan.slot_of_row // top_k)
+  rows = moves.take_rows(x, plan.slot_of_row // top_k)
   has_slot = plan.slot_of_row < tokens * top_k
   return moves.where(has_slot[:, None], rows, jnp.zeros((), x.dtype))
 
@@ -40,7 +39,7 @@ def gather_rows(v: jax.Array, plan: row_plan.RowPlan) -> jax.Array:
   has_row = slots_with_rows(plan)
   total = None
   for j in range(top_k):
-    rows = expert_rows.take_rows(v, plan.pos[:, j])
+    rows = moves.take_rows(v, plan.pos[:, j])
     term = storage.wide(
         moves.where(has_row[:, j, None], rows, jnp.zeros((), v.dtype))
     )
@@ -63,7 +62,7 @@ def gate_rows(gates: jax.Array, plan: row_plan.RowPlan) -> jax.Array:
   flat = gates.reshape(-1, 1)
   if not flat.size:
     return jnp.zeros(plan.slot_of_row.shape, gates.dtype)
-  rows = expert_rows.take_rows(flat, plan.slot_of_row)
+  rows = moves.take_rows(flat, plan.slot_of_row)
   has_slot = plan.slot_of_row < flat.shape[0]
   return moves.where(has_slot[:, None], rows, jnp.zeros((), gates.dtype))[:, 0]
 
@@ -72,7 +71,7 @@ def gate_slots(by_row: jax.Array, plan: row_plan.RowPlan) -> jax.Array:
   """The transpose of `gate_rows`: [row] to [token, slot]; a copy."""
   if not plan.pos.size:
     return jnp.zeros(plan.pos.shape, by_row.dtype)
-  slots = expert_rows.take_rows(by_row[:, None], plan.pos.reshape(-1))
+  slots = moves.take_rows(by_row[:, None], plan.pos.reshape(-1))
   slots = slots.reshape(plan.pos.shape)
   return moves.where(
       slots_with_rows(plan), slots, jnp.zeros((), by_row.dtype)
