@@ -44,11 +44,11 @@ def load_balance(fraction: jax.Array, probability: jax.Array) -> jax.Array:
   pass no gradient: they are counts.
 
   Args:
-    fraction: [expert], routes over tokens of all sparse layers together.
+    fraction: [expert], routes over tokens.
     probability: [expert], mean softmax of the router over the same tokens.
 
-  Source: transformers 5.24, load_balancing_loss_func of Qwen3-MoE. Its mean
-  runs over tokens and layers at once, and its sum over slots and experts.
+  Source: transformers 5.24, load_balancing_loss_func of Qwen3-MoE. It is called
+  there with the tokens of all sparse layers at once.
   """
   experts = jnp.float32(fraction.shape[0])
   return experts * jnp.sum(jax.lax.stop_gradient(fraction) * probability)

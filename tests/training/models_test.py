@@ -5,6 +5,7 @@ limit is met), so that the losses are smooth and differences measure a slope.
 """
 
 import dataclasses
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -175,6 +176,29 @@ class DeepseekV4Test(_Cases, absltest.TestCase):
     self.assertEqual(table.shape, (32, 3))
     self.assertTrue((table[:, 1:] > table[:, :-1]).all())
     self.assertLen(np.unique(table), model.config.num_experts)
+
+
+class BalanceTest(absltest.TestCase):
+
+  def test_each_layer_is_balanced_for_itself(self):
+    model = models.of(dataclasses.replace(
+        tiny.QWEN3_MOE, num_layers=2, sparse_layers=(0, 1), dtype="float32"
+    ))
+    with mock.patch.object(
+        losses, "load_balance", wraps=losses.load_balance
+    ) as formed:
+      out = model.apply(_weights(model), _ROWS, None)
+    self.assertLen(formed.mock_calls, 2)
+    values = []
+    for layer, call in enumerate(formed.mock_calls):
+      fraction, probability = call.args
+      routes = np.bincount(np.asarray(out.ids[layer]).reshape(-1), minlength=4)
+      np.testing.assert_allclose(fraction, routes / 24, rtol=2**-22)
+      values.append(4 * np.sum(np.asarray(fraction) * np.asarray(probability)))
+    self.assertNotAlmostEqual(values[0], values[1], places=4)
+    self.assertAlmostEqual(
+        float(out.auxiliary["balance"]), np.mean(values), places=5
+    )
 
 
 if __name__ == "__main__":
