@@ -47,17 +47,23 @@ def call(
     kernel: Callable,
     *operands: jax.Array,
     grid: tuple[int, ...],
-    out: jax.ShapeDtypeStruct,
+    out: jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...],
     config: LaunchConfig,
-) -> jax.Array:
-  """Runs a kernel over whole arrays; each program indexes what it needs."""
+    memory: dict[int, int] | None = None,
+) -> jax.Array | tuple[jax.Array, ...]:
+  """Runs a kernel over whole arrays; each program indexes what it needs.
+
+  `memory` gives operands whose memory becomes that of an output, by number:
+  what no program writes keeps what the operand held.
+  """
   whole = pl.BlockSpec(memory_space=pl.ANY)
   return pl.pallas_call(
       kernel,
       grid=grid,
       in_specs=[whole] * len(operands),
-      out_specs=whole,
+      out_specs=tuple(whole for _ in out) if isinstance(out, tuple) else whole,
       out_shape=out,
+      input_output_aliases=memory or {},
       compiler_params=pltriton.CompilerParams(
           num_warps=config.num_warps, num_stages=config.num_stages
       ),

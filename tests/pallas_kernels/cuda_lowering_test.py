@@ -7,6 +7,7 @@ accelerator.
 
 import contextlib
 import dataclasses
+from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
@@ -14,7 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from moejax.contracts import combine
+from moejax.contracts import grouped_mlp
 from moejax.contracts import named_combines
+from moejax.numerics.grouped import row_plan
+from pallas_kernels import group_gemm
 from pallas_kernels import launch
 from pallas_kernels import ordered_combine
 from pallas_kernels import packed_moe
@@ -93,6 +97,33 @@ class LoweringTest(parameterized.TestCase):
         config=launch.LaunchConfig(),
     )
     self.assertEqual(text.count(_TRITON), 1)
+
+  @parameterized.product(
+      case=(("bfloat16", "mma16"), ("float16", "mma16"),
+            ("float32", "sequential")),
+      bound=("tile_list", "total_rows"),
+      transpose_b=(False, True),
+  )
+  def test_grouped_gemms_are_one_kernel_each(self, case, bound, transpose_b):
+    dtype, chain = case
+    gemm = grouped_mlp.GroupGemmContract(chain=chain, bound=bound)
+    plan = row_plan.row_plan(jnp.zeros((100, 2), jnp.int32), 4)
+    b = _struct((4, 43, 130) if transpose_b else (4, 130, 43), dtype)
+    config = launch.LaunchConfig(num_warps=4)
+    with mock.patch.object(launch, "check_device"):
+      for operation, operands, keywords in (
+          (group_gemm.group_gemm_same_nk, (_struct((200, 130), dtype), b),
+           {"transpose_b": transpose_b}),
+          (group_gemm.group_gemm_same_mn,
+           (_struct((200, 130), dtype), _struct((200, 43), dtype)), {}),
+      ):
+        text = lowered(
+            jax.jit(lambda x, y, f=operation, k=keywords: f(
+                x, y, plan, gemm, config=config, **k
+            )),
+            *operands,
+        )
+        self.assertEqual(text.count(_TRITON), 1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Layer: numerics. Contract: contracts/grouped_mlp.py.
 """
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 
 from moejax.contracts import grouped_mlp
@@ -67,24 +68,23 @@ def eager(
   then slots, with one rounding an addition. GEMMs are the framework's;
   the GEMMs' contracts and `residuals` have no meaning.
   """
-  y = jnp.zeros_like(x)
-  down = down.astype(x.dtype)
-  for expert in range(down.shape[0]):
-    parts = [
-        _dot(x, w.astype(x.dtype))
-        for w in jnp.split(gate_up[expert], 2, axis=0)
-    ]
-    out = _act(*parts, contract)
+  def one(y, parameters):
+    expert, gate_up, down = parameters
+    gate, up = jnp.split(_dot(x, gate_up.astype(x.dtype)), 2, axis=1)
+    out = _act(gate, up, contract)
     for slot in range(ids.shape[1]):
       here = (ids[:, slot] == expert)[:, None]
       g = jnp.where(here, gates[:, slot, None], jnp.zeros((), gates.dtype))
       term = (
-          _dot(_weighted(out, g), down[expert])
+          _dot(_weighted(out, g), down.astype(x.dtype))
           if contract.weight_placement == "before_fc2"
-          else _weighted(_dot(out, down[expert]), g)
+          else _weighted(_dot(out, down.astype(x.dtype)), g)
       )
       y = jnp.where(here, y + term, y)
-  return y
+    return y, None
+
+  experts = jnp.arange(down.shape[0], dtype=ids.dtype)
+  return lax.scan(one, jnp.zeros_like(x), (experts, gate_up, down))[0]
 
 
 def _act(gate, up, contract):
