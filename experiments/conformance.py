@@ -13,6 +13,7 @@ unsupported. The library call behind it is `torch_bridge.conformance.run`.
 import pathlib
 
 from absl import flags
+import jax
 import rich.console
 
 from experiments.support import binary
@@ -25,6 +26,8 @@ from moejax.contracts import refusal
 from moejax.protocols import outcome
 from moejax.reports import summary
 from moejax.reports import writer
+from pallas_kernels import decoder_layer
+from pallas_kernels import launch
 from torch_bridge import conformance
 from torch_bridge import evidence
 
@@ -79,6 +82,33 @@ _TAPS = flags.DEFINE_enum(
     ["all", "boundaries"],
     "What to capture; 'boundaries' needs less memory and leaves L4 incomplete.",
 )
+_PACKED_EXPERTS = flags.DEFINE_enum(
+    "packed_experts",
+    "dequantized",
+    ["dequantized", "marlin"],
+    "How the experts of a packed AWQ checkpoint run: made wide with one"
+    " rounding, or as the expert layer of vLLM's Marlin.",
+)
+_THREAD_K = flags.DEFINE_integer(
+    "thread_k", None, "K rows of a tile of Marlin; 128 if not given."
+)
+_THREAD_N = flags.DEFINE_integer(
+    "thread_n", None, "Columns of a tile of Marlin; 64 if not given."
+)
+_GRID = flags.DEFINE_integer(
+    "grid",
+    None,
+    "Thread blocks over which Marlin cuts K; 528 if not given. Like the tile a"
+    " part of the contract: vLLM's own selection is not reproduced.",
+    lower_bound=1,
+)
+_PACKED_LAYER = flags.DEFINE_enum(
+    "packed_layer",
+    "oracle",
+    ["oracle", "pallas"],
+    "Who runs Marlin's expert layer: the NumPy oracle, or the Pallas kernels"
+    " (on a Hopper GPU; interpreted where JAX has a CPU alone).",
+)
 _OUT = flags.DEFINE_string(
     "out",
     "conformance_report",
@@ -105,12 +135,13 @@ def main() -> int:
         decode_steps=_STEPS.value,
         arithmetics=tuple(_ARITHMETICS.value),
         taps=_TAPS.value,
+        packed=_packed(),
     )
   except ValueError as error:
     raise refusal.HarnessError(str(error)) from error
   with writer.folder(_OUT.value) as folder:
     with progress.stages() as stage:
-      result = conformance.run(request, stage)
+      result = conformance.run(request, stage, _packed_layer())
     result.report["environment"] = environment.describe()
     result.report["paths"]["out"] = str(_OUT.value)
     evidence.write_capsules(result, folder)
@@ -118,6 +149,22 @@ def main() -> int:
   summary.show(result.report, rich.console.Console(highlight=False))
   binary.last_line(outcome.last_line(result.report))
   return result.report["exit_code"]
+
+
+def _packed() -> conformance.PackedExperts | None:
+  """What the flags say of packed experts; None if they say nothing."""
+  flags_ = (_PACKED_EXPERTS, _THREAD_K, _THREAD_N, _GRID)
+  if not any(flag.present for flag in flags_):
+    return None
+  return conformance.PackedExperts(*(flag.value for flag in flags_))
+
+
+def _packed_layer() -> decoder_layer.PallasLayer | None:
+  """The kernels, if they are asked for; None is the oracle."""
+  if _PACKED_LAYER.value == "oracle":
+    return None
+  interpret = jax.default_backend() == "cpu"
+  return decoder_layer.PallasLayer(launch.LaunchConfig(interpret=interpret))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Layer: pallas_kernels. Contract: contracts/packed_moe.py.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +67,50 @@ def run(
     UnsupportedError: no device here takes the contract's steps, its activation
       is not known, or an array is too large.
   """
+  placed = place(x, gates, w13, w2, blocks, contract, config)
+  words = surface_words(placed, w13, w2, contract=contract, config=config)
+  rows = (gates.size, gates.size, gates.size, len(x))
+  return oracle.Surfaces(*(
+      half_words.from_words(surface[:count], contract.dtype)
+      for surface, count in zip(words, rows, strict=True)
+  ))
+
+
+class Placed(NamedTuple):
+  """A request as the kernels read it, on the device.
+
+  Attributes:
+    x: [padded token, H] uint16 words.
+    gates: [padded token, slot] float32.
+    work13: The planned work of W13.
+    work2: That of W2.
+    table: The words of the activation.
+  """
+
+  x: jax.Array
+  gates: jax.Array
+  work13: work_list.WorkList
+  work2: work_list.WorkList
+  table: jax.Array
+
+
+def place(
+    x: np.ndarray,
+    gates: np.ndarray,
+    w13: packed_weight.PackedWeight,
+    w2: packed_weight.PackedWeight,
+    blocks: alignment.RouteBlocks,
+    contract: packed_moe.PackedMoeContract,
+    config: launch.LaunchConfig,
+) -> Placed:
+  """Checks the arguments of `run` and makes what its kernels read of them.
+
+  Raises:
+    ValueError, UnsupportedError: as `run` does.
+  """
   tokens, top_k = gates.shape
   _check(x, gates, w13, w2, blocks, contract, config)
   launch.check_device(config, _CAPABILITIES)
-  table = silu_and_mul.silu_words(contract)
   padded = launch.padded(tokens, 16)
   work13, work2 = (
       work_list.work_list(
@@ -82,15 +123,9 @@ def run(
   for work, part in ((work13, contract.w13), (work2, contract.w2)):
     rows = work.block_rows.shape[1]
     launch.check_size("partials", (len(work.pieces), rows, part.thread_n))
-  words = _surfaces(
-      half_words.to_words(_pad(x, padded)),
-      jnp.asarray(_pad(gates, padded)),
-      w13, w2, work13, work2, table, contract=contract, config=config,
-  )
-  rows = (gates.size, gates.size, gates.size, tokens)
-  return oracle.Surfaces(*(
-      half_words.from_words(surface[:count], contract.dtype)
-      for surface, count in zip(words, rows, strict=True)
+  return jax.tree.map(jnp.asarray, Placed(
+      half_words.to_words(_pad(x, padded)), _pad(gates, padded), work13, work2,
+      silu_and_mul.silu_words(contract),
   ))
 
 
@@ -101,10 +136,16 @@ def gemm_words(x, weight, work, gates, contract, config) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("contract", "config"))
-def _surfaces(
-    x, gates, w13, w2, work13, work2, table, *, contract, config
-):
+def surface_words(
+    placed: Placed,
+    w13: packed_weight.PackedWeight,
+    w2: packed_weight.PackedWeight,
+    *,
+    contract: packed_moe.PackedMoeContract,
+    config: launch.LaunchConfig,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """The kernels over padded words; returns the words of the surfaces."""
+  x, gates, work13, work2, table = placed
   tokens, top_k = gates.shape
   s1 = gemm_words(x, w13, work13, None, contract.w13, config)
   s2 = silu_and_mul.silu_and_mul(s1, table, contract, config)

@@ -35,6 +35,13 @@ class CapsuleReference:
     about = self._manifest["about"]
     return {**about["backend"], "capsule": True}
 
+  def contract(self, arithmetic: str) -> dict | None:
+    """The contract of a captured run of ours; None if it was another's."""
+    about = self._manifest["about"]
+    if about["backend"].get("backend") != "moejax":
+      return None
+    return about["contracts"].get(arithmetic)
+
   def prompts(
       self, arithmetic: str, decode_steps: int
   ) -> list[trajectory.Prompt]:

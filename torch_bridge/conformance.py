@@ -22,25 +22,26 @@ import time
 from moejax.contracts import combine as combine_contract
 from moejax.contracts import document
 from moejax.contracts import named_combines
+from moejax.contracts import ops
 from moejax.contracts import refusal
 from moejax.contracts import verdict
-from moejax.numerics.portable import bound_ops
 from moejax.numerics.portable import certificate as certificate_lib
-from moejax.numerics import reference_ops
 from moejax.protocols import capture as capture_lib
 from moejax.protocols import compare
 from moejax.protocols import explain
-from moejax.protocols import graph_clause
 from moejax.protocols import native_rules
 from moejax.protocols import outcome as outcome_lib
+from moejax.protocols.packed import proof
 from moejax.protocols import selections
 from moejax.protocols import trajectory
+from torch_bridge.architectures import clauses
 from torch_bridge import capsule_reference
 from torch_bridge.hf import tokenizer as tokenizer_lib
 from torch_bridge import request as request_lib
 from torch_bridge import subject as subject_lib
 
 Request = request_lib.Request
+PackedExperts = request_lib.PackedExperts
 _WANTED = {
     "all": trajectory.keep_all,
     "boundaries": trajectory.keep_boundaries,
@@ -74,28 +75,30 @@ class Outcome:
 def run(
     request: Request,
     progress: Callable[[str, int, int], None] = lambda *_: None,
+    layer: ops.PackedLayer | None = None,
 ) -> Outcome:
   """Compares our decoder with a reference.
 
   Args:
     request: What to compare.
     progress: Called as (stage, forward passes done, of how many).
+    layer: Runs the packed expert layer of our decoder; None is the oracle.
 
   Raises:
     HarnessError: an input is missing, damaged or contradictory.
     UnsupportedError: the reference cannot be run or runs what is not known.
   """
-  return _Run(request, progress).outcome()
+  return _Run(request, progress, layer).outcome()
 
 
 class _Run:
   """One comparison; keeps what the stages share."""
 
-  def __init__(self, request: Request, progress):
+  def __init__(self, request: Request, progress, layer):
     self.request = request
     self.progress = progress
     self.timing: dict[str, float] = {}
-    self.subject = subject_lib.load(request.checkpoint)
+    self.subject = subject_lib.load(request.checkpoint, request.packed, layer)
     dtype = self.subject.config.dtype
     loaded = named_combines.load(request.combine)
     if request.combine in named_combines.NAMES:
@@ -105,13 +108,22 @@ class _Run:
           f"combine {loaded.name} returns {loaded.output}, but the checkpoint"
           f" {request.checkpoint} computes in {dtype}."
       )
-    self.combine: combine_contract.CombineContract = loaded
     self.contracts = self.subject.contracts(loaded, request.graph)
+    # Marlin's experts bring their own.
+    self.combine: combine_contract.CombineContract = (
+        self.contracts["portable"].combine
+    )
+    self._decoder("portable")  # Sizes that do not fit are refused first.
+    self.weights: dict = {}
     self.reference = self._open_reference()
     self.prompts = self._prompts()
-    self.wanted = _WANTED[request.taps]
     self.ours: dict[str, Captures] = {}
+    self.clauses = clauses.Clauses(
+        self.subject, self.contracts, request.graph, self.reference, self.ours
+    )
+    self.wanted = _WANTED[request.taps]
     self.theirs: dict[str, Captures] = {}
+    self.proofs: dict[str, dict] = {}
 
   def outcome(self) -> Outcome:
     parts, certificates = {}, {}
@@ -138,7 +150,8 @@ class _Run:
         prompts=self.prompts,
         decode=self.subject.tokenizer.decode,
         top_k=self.subject.config.top_k,
-        clause=self._graph_clause,
+        clause=self.clauses.at,
+        packed=self._packed(),
     )
     report["request"] = dataclasses.asdict(self.request)
     report["request"]["arithmetics"] = list(self.request.arithmetics)
@@ -151,7 +164,7 @@ class _Run:
     report["contracts"] = {
         name: document.to_dict(self.contracts[name]) for name in parts
     }
-    report["reference"] = self.reference.describe()
+    report["reference"] = {**self.reference.describe(), **self.weights}
     report["paths"] = {
         key: report["request"].pop(key)
         for key in ("checkpoint", "prompts", "reference")
@@ -168,15 +181,16 @@ class _Run:
         self._not_captured(),
     )
 
-  def _graph_clause(self, tap: str) -> str:
-    """The clause of our graph, if it is not the reference's, at a tap."""
-    if self.request.graph == "transformers":
-      return ""
-    ours, theirs = (
-        self.subject.contracts(self.combine, graph)["portable"]
-        for graph in (self.request.graph, "transformers")
+  def _packed(self) -> dict | None:
+    """What proves that packed experts ran packed; None if there are none."""
+    if not self.proofs:
+      return None
+    return proof.document(
+        self.proofs,
+        {name: self.contracts[name] for name in self.proofs},
+        self.subject.architecture.packed_layer,
+        {name: self.clauses.packed(name) for name in self.proofs},
     )
-    return graph_clause.clause(tap, ours, theirs)
 
   def _not_captured(self) -> dict[str, str]:
     left = {
@@ -195,7 +209,7 @@ class _Run:
         "portable", "portable", certificate=certificate
     )
     decoder = self._decoder("portable", mine)
-    ours = self._our_run("ours, portable", decoder)
+    ours = self._proven_run("portable", "ours, portable", decoder)
     certificates["ours"] = mine.to_dict()
     certificates["reference"] = (
         self.reference.certificate()
@@ -219,7 +233,8 @@ class _Run:
     free = self._our_run(
         "ours, native", decoder, wanted=trajectory.keep_none
     )
-    forced = self._our_run(
+    forced = self._proven_run(
+        "native",
         "ours, native, their routes",
         decoder,
         given=theirs,
@@ -258,7 +273,7 @@ class _Run:
         on_their_inputs("portable on their inputs", self._decoder("portable")),
         on_their_inputs(
             "bounds on their inputs",
-            self.subject.decoder(contract, bound_ops.BoundOperations()),
+            self.subject.decoder(contract, self.subject.architecture.bounds()),
             any_dtype=True,
         ),
         theirs,
@@ -277,9 +292,12 @@ class _Run:
       raise refusal.UnsupportedError(
           f"the reference 'transformers' cannot be imported here: {error}."
       ) from error
-    with self._timed("load reference"):
+    with (
+        self._timed("load reference"),
+        self.subject.reference_weights() as (folder, self.weights),
+    ):
       return torch_reference.TransformersReference(
-          self.request.checkpoint, self.request.experts_implementation
+          folder, self.request.experts_implementation
       )
 
   def _prompts(self) -> list[trajectory.Prompt]:
@@ -302,8 +320,19 @@ class _Run:
   def _decoder(self, arithmetic, certificate=None):
     contract = self.contracts[arithmetic]
     return self.subject.decoder(
-        contract, reference_ops.operations(contract, certificate)
+        contract,
+        self.subject.architecture.operations(contract, certificate),
     )
+
+  def _proven_run(self, arithmetic, stage, decoder, **options) -> Captures:
+    """Our run; counts what came from packed weights, if some should have."""
+    before = proof.gemms(decoder)
+    captures = self._our_run(stage, decoder, **options)
+    if self.subject.is_packed:
+      self.proofs[arithmetic] = proof.prove(
+          decoder, captures, self.subject.params, before
+      )
+    return captures
 
   def _our_run(self, stage, decoder, **options) -> Captures:
     options.setdefault("wanted", self.wanted)
@@ -334,7 +363,7 @@ class _Run:
       return self.reference.limits()
     legal = [
         self._reference_run(order, f"{order} along native", given=theirs)
-        for order in ("portable", "reversed")
+        for order in ("portable", "reversed", "halves")
     ]
     return native_rules.envelope(theirs, legal)
 

@@ -4,6 +4,7 @@ Layer: torch_bridge. Needs no torch.
 """
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -14,10 +15,14 @@ import jax.numpy as jnp
 from moejax.contracts import combine
 from moejax.contracts import document
 from moejax.contracts import ops
+from moejax.contracts import refusal
 from moejax.protocols import trajectory
 from torch_bridge.architectures import ours
+from torch_bridge.architectures import packed_qwen3_moe
+from torch_bridge.hf.awq import config as awq_config
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import tokenizer as tokenizer_lib
+from torch_bridge import request as request_lib
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +44,17 @@ class Subject:
   params: dict[str, jax.Array]
   tokenizer: tokenizer_lib.Tokenizer
   checkpoint_digest: str
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether the experts lie packed in the checkpoint."""
+    return bool(self.architecture.packed_layer)
+
+  def reference_weights(
+      self,
+  ) -> contextlib.AbstractContextManager[tuple[pathlib.Path, dict]]:
+    """Gives (the folder for a reference, what its weights are if others)."""
+    return self.architecture.reference(self.folder)
 
   def decoder(self, contract: Any, operations: ops.Operations) -> Any:
     """Builds a decoder over these weights; nothing is copied."""
@@ -90,16 +106,37 @@ class Subject:
     }
 
 
-def load(folder: str | pathlib.Path) -> Subject:
+def load(
+    folder: str | pathlib.Path,
+    packed: request_lib.PackedExperts | None = None,
+    layer: ops.PackedLayer | None = None,
+) -> Subject:
   """Loads a checkpoint.
+
+  Args:
+    folder: In Hugging Face form; its experts may be packed.
+    packed: How packed experts run; None is dequantised.
+    layer: Runs a packed layer; None is the oracle.
 
   Raises:
     HarnessError: the folder lacks something, holds something that this decoder
-      does not compute, or is damaged; the message names file and values.
+      does not compute, or is damaged; the message names file and values. Or it
+      says how packed experts run, and there are none.
+    UnsupportedError: it is packed in a way that is not known here.
   """
   folder = pathlib.Path(folder)
   checkpoint = checkpoint_lib.Checkpoint(folder)
-  architecture = ours.of(folder)
+  if awq_config.is_packed(folder):
+    architecture = packed_qwen3_moe.architecture(
+        folder, packed or request_lib.PackedExperts(), layer
+    )
+  elif packed is not None or layer is not None:
+    raise refusal.HarnessError(
+        f"{folder} has no packed experts, so nothing can be said of how they"
+        " run."
+    )
+  else:
+    architecture = ours.of(folder)
   config, params = architecture.load(checkpoint)
   return Subject(
       folder,

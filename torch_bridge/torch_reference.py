@@ -31,7 +31,7 @@ from torch_bridge import operation_trace
 from torch_bridge import portable_mode
 from torch_bridge import tensor_bits
 
-ARITHMETICS = ("native", "portable", "reversed")
+ARITHMETICS = ("native", "portable", *legal_orders.ORDERS)
 # Below this many parameters a second thread waits longer than it works.
 _SMALL = 20_000_000
 
@@ -94,6 +94,10 @@ class TransformersReference:
         "threads": torch.get_num_threads(),
     }
 
+  def contract(self, arithmetic: str) -> None:
+    """It declares none; see `describe` for what is known of it."""
+    del arithmetic
+
   def run(
       self,
       prompts: Sequence[trajectory.Prompt],
@@ -110,8 +114,8 @@ class TransformersReference:
     Args:
       prompts: Token ids.
       num_steps: Decode steps after prefill.
-      arithmetic: "native"; "portable"; "reversed" (native, with every
-        contracting axis reversed).
+      arithmetic: "native"; "portable"; or one of `legal_orders.ORDERS`:
+        native, with every contracting axis in that order.
       wanted: Which taps to keep.
       given: Captures whose tokens and routes this run follows.
       certificate: Collects what portable operations did.
@@ -146,8 +150,8 @@ class TransformersReference:
       with contextlib.ExitStack() as stack:
         if arithmetic == "portable":
           stack.enter_context(portable_mode.PortableMode(oracle))
-        elif arithmetic == "reversed":
-          stack.enter_context(legal_orders.ReversedContraction())
+        elif arithmetic in legal_orders.ORDERS:
+          stack.enter_context(legal_orders.ReorderedContraction(arithmetic))
         if follow is not None:
           ids = self._architecture.selections(
               follow.steps[index].taps, self.model.config

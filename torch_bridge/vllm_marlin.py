@@ -43,6 +43,26 @@ class Weights:
   zeros: torch.Tensor
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DevicePlan:
+  """An alignment plan as the kernels read it.
+
+  Attributes:
+    rows: [row] int32 route ids; `num_routes` is padding. A whole number of
+      blocks.
+    experts: [block] int32; -1 for a block that is not in use.
+    padded: [1] int32, the rows in use.
+    block_rows: Rows of a block.
+    num_routes: tokens * top_k.
+  """
+
+  rows: torch.Tensor
+  experts: torch.Tensor
+  padded: torch.Tensor
+  block_rows: int
+  num_routes: int
+
+
 def repack(
     operand: awq_format.PackedOperand,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,8 +81,19 @@ class Kernels:
     has_activation: Whether the file with the activation was given.
   """
 
-  def __init__(self, moe_extension: str, ops_extension: str | None = None):
+  def __init__(
+      self,
+      moe_extension: str,
+      ops_extension: str | None = None,
+      fill: bool = True,
+  ):
     """Loads the files.
+
+    Args:
+      moe_extension: Path of `_moe_C_stable_libtorch.abi3.so`.
+      ops_extension: Path of `_C_stable_libtorch.abi3.so`, or None.
+      fill: Whether a result's buffer holds NaN before, so that what a kernel
+        leaves out is seen. The fill is one kernel more.
 
     Raises:
       HarnessError: a file is missing or cannot be loaded.
@@ -85,6 +116,11 @@ class Kernels:
           )
     self.has_activation = ops_extension is not None
     self.num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    self._fill = fill
+    # Locks of the split tiles; the kernel leaves them as it found them.
+    self._locks = torch.zeros(
+        4 * self.num_sms, dtype=torch.int32, device="cuda"
+    )
 
   def weights(self, repacked: Sequence[tuple]) -> Weights:
     """Moves the experts' repacked arrays to the device."""
@@ -105,25 +141,28 @@ class Kernels:
       ValueError: the kernel's plan is no partition of the routes.
     """
     ids = torch.from_numpy(expert_ids.astype(np.int32)).cuda()
-    length = alignment.buffer_length(expert_ids.size, num_experts, block_rows)
-    rows = torch.full((length,), -7, dtype=torch.int32, device="cuda")
-    experts = torch.full(
-        (-(-length // block_rows),), -7, dtype=torch.int32, device="cuda"
+    plan = self.align_on_device(ids, num_experts, block_rows)
+    return to_host(plan, expert_ids)
+
+  def align_on_device(
+      self, ids: torch.Tensor, num_experts: int, block_rows: int
+  ) -> DevicePlan:
+    """Runs moe_align_block_size; [token, slot] int32 on the device."""
+    length = alignment.buffer_length(ids.numel(), num_experts, block_rows)
+    blocks = -(-length // block_rows)
+    rows, experts, padded = (
+        self._new(ids, size) for size in (blocks * block_rows, blocks, 1)
     )
-    padded = torch.full((1,), -7, dtype=torch.int32, device="cuda")
     torch.ops._moe_C.moe_align_block_size(
         ids, num_experts, block_rows, rows, experts, padded, None
     )
-    return alignment.from_buffers(
-        rows.cpu().numpy(), experts.cpu().numpy(), int(padded.item()),
-        block_rows, expert_ids,
-    )
+    return DevicePlan(rows, experts, padded, block_rows, ids.numel())
 
   def gemm(
       self,
       x: torch.Tensor,
       weights: Weights,
-      blocks: alignment.RouteBlocks,
+      blocks: alignment.RouteBlocks | DevicePlan,
       contract: packed_gemm.PackedGemmContract,
       gates: torch.Tensor,
   ) -> torch.Tensor:
@@ -132,13 +171,12 @@ class Kernels:
     Args:
       x: [row, k] on the device; route r reads row r // (num_routes / rows).
       weights: Of all experts.
-      blocks: The plan, given to the kernel as it is.
+      blocks: The plan, given to the kernel as it is; on the host or the device.
       contract: Must be one of `packed_gemm.marlin`.
       gates: [route] float32 on the device; used for "after_rounding" alone.
 
     Returns:
-      [route, n]. The buffer held NaN before, so what the kernel leaves out is
-      seen.
+      [route, n].
 
     Raises:
       UnsupportedError: the grid is no multiple of this device's processors, or
@@ -156,24 +194,16 @@ class Kernels:
       )
     rows, k = x.shape
     num_experts, _, n = weights.scales.shape
-    ids, experts = (
-        torch.from_numpy(part).cuda() for part in blocks.buffers(num_experts)
-    )
-    padded = torch.tensor(
-        [blocks.padded_length], dtype=torch.int32, device="cuda"
-    )
-    out = torch.full(
-        (blocks.num_routes, n), float("nan"), dtype=x.dtype, device="cuda"
-    )
-    workspace = torch.zeros(
-        4 * self.num_sms, dtype=torch.int32, device="cuda"
-    )
+    plan = blocks
+    if isinstance(blocks, alignment.RouteBlocks):
+      plan = to_device(blocks, num_experts)
+    out = self._new(x, plan.num_routes, n)
     torch.ops._moe_C.moe_wna16_marlin_gemm(
         x, out, weights.words, None, weights.scales, None, None, weights.zeros,
-        None, None, workspace, ids, experts, padded, gates, blocks.block_rows,
-        blocks.num_routes // rows, contract.gate_site != "none", _UINT4, rows,
-        n, k, True, False, True, False, contract.thread_k, contract.thread_n,
-        blocks_per_sm,
+        None, None, self._locks, plan.rows, plan.experts, plan.padded, gates,
+        plan.block_rows, plan.num_routes // rows, contract.gate_site != "none",
+        _UINT4, rows, n, k, True, False, True, False, contract.thread_k,
+        contract.thread_n, blocks_per_sm,
     )
     return out
 
@@ -188,15 +218,50 @@ class Kernels:
           "silu_and_mul lives in vLLM's other extension file, which was not"
           " given."
       )
-    out = s1.new_full((len(s1), s1.shape[1] // 2), float("nan"))
+    out = self._new(s1, len(s1), s1.shape[1] // 2)
     torch.ops._C.silu_and_mul(out, s1)
     return out
 
   def combine(self, s3: torch.Tensor, top_k: int) -> torch.Tensor:
     """Runs moe_sum: [token * top_k, H] to [token, H]."""
-    out = s3.new_full((len(s3) // top_k, s3.shape[1]), float("nan"))
+    out = self._new(s3, len(s3) // top_k, s3.shape[1])
     torch.ops._moe_C.moe_sum(s3.reshape(-1, top_k, s3.shape[1]), out)
     return out
+
+  def _new(self, like: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A buffer of a tensor's dtype and device for a kernel's results."""
+    if not self._fill:
+      return like.new_empty(shape)
+    nothing = float("nan") if like.is_floating_point() else -7
+    return like.new_full(shape, nothing)
+
+
+def to_device(
+    blocks: alignment.RouteBlocks, num_experts: int, device: str = "cuda"
+) -> DevicePlan:
+  """Returns a plan as the kernels read it, its tail padded to whole blocks."""
+  rows, experts = blocks.buffers(num_experts)
+  whole = np.full(len(experts) * blocks.block_rows, blocks.num_routes, np.int32)
+  whole[: len(rows)] = rows
+  padded = np.array([blocks.padded_length], np.int32)
+  return DevicePlan(
+      *(torch.from_numpy(a).to(device) for a in (whole, experts, padded)),
+      blocks.block_rows, blocks.num_routes,
+  )
+
+
+def to_host(
+    plan: DevicePlan, expert_ids: np.ndarray
+) -> alignment.RouteBlocks:
+  """Reads a plan off the device and checks it against the routing.
+
+  Raises:
+    ValueError: it is no partition of the routes.
+  """
+  return alignment.from_buffers(
+      plan.rows.cpu().numpy(), plan.experts.cpu().numpy(),
+      int(plan.padded.item()), plan.block_rows, expert_ids,
+  )
 
 
 class Vllm:

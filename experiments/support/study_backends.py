@@ -4,6 +4,7 @@ Layer: experiments.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
@@ -23,18 +24,11 @@ from moejax.protocols.route_block import request as request_lib
 from moejax.protocols.route_block import study
 from torch_bridge import awq_bits
 
-_SOURCE_PACKAGES = ("moejax", "pallas_kernels", "torch_bridge", "experiments")
-_ROOT = pathlib.Path(__file__).parents[2]
 _OUR_BINARIES = {
     "oracle": ("numpy", "ml_dtypes"),
     "pallas": ("numpy", "ml_dtypes", "jaxlib"),
     "vllm": ("numpy", "ml_dtypes"),
 }
-
-
-def source() -> str:
-  """Returns the digest of the source files that run now."""
-  return identity.source(_ROOT, _SOURCE_PACKAGES)
 
 
 def maker(
@@ -75,7 +69,7 @@ def maker(
       "vllm": lambda: device_cells(_vllm(moe_extension, ops_extension)),
   }[backend]()
   return study.Maker(
-      backend, compute, _binary(backend, extensions), source,
+      backend, compute, _binary(backend, extensions), environment.source,
       environment.describe(),
   )
 
@@ -135,17 +129,37 @@ def _predict(job: study.Job) -> oracle.Surfaces:
 
 def _binary(backend: str, extensions: dict[str, str]) -> dict[str, Any]:
   """The identity of the native code that computes."""
-  files = {name: identity.native_files(name) for name in _OUR_BINARIES[backend]}
+  versions = ("torch",) if backend == "vllm" else ()
+  device = "cpu" if backend == "oracle" else jax.devices()[0].device_kind
+  return binary_identity(
+      backend, _OUR_BINARIES[backend], versions, extensions.values(), device
+  )
+
+
+def binary_identity(
+    backend: str,
+    native: Sequence[str],
+    versions: Sequence[str],
+    extensions: Iterable[str],
+    device: str,
+) -> dict[str, Any]:
+  """Returns the identity of native code.
+
+  Args:
+    backend: Name of what computes.
+    native: Packages whose native libraries are named by their bytes.
+    versions: Further packages, named by their version alone.
+    extensions: Paths of extension files; "" stands for none.
+    device: Kind of the device.
+  """
+  files = {name: identity.native_files(name) for name in native}
   files |= {
       pathlib.Path(path).name: identity.file_digest(pathlib.Path(path))
-      for path in extensions.values()
+      for path in extensions
       if path
   }
   packages = environment.describe()["packages"]
-  names: Sequence[str] = _OUR_BINARIES[backend] + (
-      ("torch",) if backend == "vllm" else ()
-  )
-  device = "cpu" if backend == "oracle" else jax.devices()[0].device_kind
+  names = (*native, *versions)
   return identity.binary(
       backend, {name: packages[name] for name in names}, files, device
   )

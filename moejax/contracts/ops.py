@@ -145,6 +145,14 @@ class PackedOperations(Operations, Protocol):
       dtype: Of the result, 16-bit.
     """
 
+  def hold_packed(
+      self, qweight: Array, qzeros: Array, scales: Array, dtype: str
+  ) -> Any:
+    """What `packed_moe` keeps of a weight from step to step: arrays in a tree.
+
+    The arguments are those of `dequantize`; dtype is the contract's.
+    """
+
   def packed_moe(
       self,
       x: Array,
@@ -156,8 +164,35 @@ class PackedOperations(Operations, Protocol):
   ) -> Any:
     """The four surfaces of a packed expert layer, by route id.
 
-    Arguments and result are those of `numerics.packed.oracle`.
+    Weights are those of all experts, from `hold_packed`. The other arguments
+    and the result are those of `numerics.packed.oracle`.
     """
+
+
+class PackedLayer(Protocol):
+  """Who runs a packed expert layer: the oracle, or kernels from above.
+
+  Attributes:
+    name: For reports.
+  """
+
+  name: str
+
+  def hold(
+      self, qweight: Array, qzeros: Array, scales: Array, dtype: str
+  ) -> Any:
+    """See `PackedOperations.hold_packed`."""
+
+  def surfaces(
+      self,
+      x: Array,
+      gates: Array,
+      w13: Any,
+      w2: Any,
+      blocks: Any,
+      contract: packed_moe.PackedMoeContract,
+  ) -> Any:
+    """See `PackedOperations.packed_moe`."""
 
 
 class TrainingOperations(Operations, Protocol):

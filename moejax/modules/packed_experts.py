@@ -126,6 +126,11 @@ class PackedExperts(nnx.Module):
     ):
       _check_tiles(weight, gemm)
       _check_groups(weight, gemm.group_size, gemm.group_size)
+    # What the layer's backend reads in every step, made once.
+    self.operands = nnx.Variable(tuple(
+        weight.held(operations, self.contract.dtype)
+        for weight in (self.gate_up, self.down)
+    ))
 
   def __call__(
       self,
@@ -143,23 +148,17 @@ class PackedExperts(nnx.Module):
     """
     ids, gates = np.asarray(route.ids), np.asarray(route.gates)
     tokens, top_k = ids.shape
-    valid = (ids < self.gate_up.num_experts).all(axis=1)
+    experts = self.gate_up.num_experts
+    valid = (ids < experts).all(axis=1)
     if not valid.any():
       raise ValueError(f"none of {tokens} tokens is routed to an expert.")
-    experts, local = np.unique(ids[valid], return_inverse=True)
-    # Local ids in ascending order leave every block where it was.
     blocks = alignment.route_blocks(
-        local.reshape(-1, top_k),
-        len(experts),
-        alignment.block_rows_for(valid.sum() * top_k, self.gate_up.num_experts),
+        ids[valid], experts,
+        alignment.block_rows_for(valid.sum() * top_k, experts),
     )
+    w13, w2 = self.operands.get_value()
     surfaces = self.ops.packed_moe(
-        np.asarray(x)[valid],
-        gates[valid],
-        self.gate_up.operands(experts),
-        self.down.operands(experts),
-        blocks,
-        self.contract,
+        np.asarray(x)[valid], gates[valid], w13, w2, blocks, self.contract
     )
 
     def shown(name, rows, *inner):

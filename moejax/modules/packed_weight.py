@@ -11,7 +11,6 @@ import numpy as np
 
 from moejax.contracts import ops as ops_lib
 from moejax.numerics import fingerprint
-from moejax.numerics.packed import awq_format
 
 LEAVES = ("qweight", "qzeros", "scales")
 
@@ -63,18 +62,11 @@ class PackedWeight(nnx.Module):
         self.qweight[...], self.qzeros[...], self.scales[...], dtype
     )
 
-  def operands(self, experts: np.ndarray) -> list[awq_format.PackedOperand]:
-    """Unpacks the weights of some experts on the host, one code an entry."""
-    words, zeros, scales = (
-        np.asarray(part[...])
-        for part in (self.qweight, self.qzeros, self.scales)
+  def held(self, operations: ops_lib.PackedOperations, dtype: str):
+    """Returns what `PackedOperations.hold_packed` makes of the words."""
+    return operations.hold_packed(
+        self.qweight[...], self.qzeros[...], self.scales[...], dtype
     )
-    return [
-        awq_format.from_checkpoint(
-            words[e], zeros[e], scales[e], self.group_size, self.name
-        )
-        for e in experts
-    ]
 
   def summary(self) -> dict:
     """Returns the layout as JSON values, and the digest of all its bytes."""

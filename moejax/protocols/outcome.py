@@ -11,6 +11,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 
 from moejax.contracts import combine as combine_contract
@@ -77,7 +78,8 @@ def build(
     prompts: Sequence[trajectory.Prompt],
     decode: Callable[[Sequence[int]], str],
     top_k: int,
-    clause: Callable[[str], str] = lambda tap: "",
+    clause: Callable[[str, str], str] = lambda arithmetic, tap: "",
+    packed: Mapping | None = None,
 ) -> dict:
   """Returns the report.
 
@@ -92,7 +94,9 @@ def build(
     prompts: With their texts.
     decode: Token ids to text.
     top_k: Slots of a route.
-    clause: Says which clause two contracts differ in at a tap, or nothing.
+    clause: (arithmetic, tap) to the clause that two contracts differ in there,
+      or nothing.
+    packed: From `packed.proof.document`; None if no experts are packed.
   """
   explained = _explanation(explanation, combine)
   arithmetics = {}
@@ -100,7 +104,7 @@ def build(
     arithmetics[name] = {
         "levels": part.levels,
         "first_difference": _difference(
-            part.comparison.first, explained, clause
+            part.comparison.first, explained, functools.partial(clause, name)
         ),
         "missing": part.comparison.missing,
         "causes": part.causes,
@@ -133,6 +137,8 @@ def build(
   verdicts = [v for part in parts.values() for v in part.levels.values()]
   if not complete:
     verdicts.append(verdict.MISSING)
+  if packed is not None and not packed["proven"]:
+    verdicts.append(verdict.BEYOND_RULE)
   return {
       "schema": SCHEMA,
       "verdict": verdict.overall(verdicts),
@@ -140,6 +146,7 @@ def build(
       "arithmetics": arithmetics,
       "certificates": {n: dict(c) for n, c in certificates.items()},
       "explanation": explained,
+      **({} if packed is None else {"packed": dict(packed)}),
       "prompts": [
           {"id": p.id, "text": p.text or decode(p.tokens),
            "tokens": list(p.tokens)}
@@ -177,6 +184,23 @@ def last_line(report: Mapping) -> dict:
           ),
       },
       "first_difference": first,
+      **_packed_line(report.get("packed")),
+  }
+
+
+def _packed_line(packed: Mapping | None) -> dict:
+  """Whether packed experts ran packed, for reports that have any."""
+  if packed is None:
+    return {}
+  runs = packed["arithmetics"].values()
+  return {
+      "packed": {
+          "proven": packed["proven"],
+          "experts": packed["experts"],
+          "elements": sum(run["elements"] for run in runs),
+          "demanded": sum(run["demanded"] for run in runs),
+          "faults": len(packed["faults"]),
+      }
   }
 
 
@@ -215,12 +239,14 @@ def _difference(
   if first is None:
     return None
   out = {k: _json(v) for k, v in dataclasses.asdict(first).items()}
-  out["clause"] = clause(first.operator)
-  if first.operator in _COMBINE_TAPS and explained and explained["clauses"]:
-    out["clause"] = "; ".join(
-        f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"
-        for field, pair in explained["clauses"].items()
-    )
+  measured = "" if first.operator not in _COMBINE_TAPS else "; ".join(
+      f"combine.{field}: ours {pair['ours']}, reference {pair['reference']}"
+      for field, pair in (explained["clauses"] if explained else {}).items()
+  )
+  stated = clause(first.operator)
+  out["clause"] = stated or measured
+  if first.operator == _COMBINE_TAPS[-1] and measured:
+    out["clause"] = measured
   elif first.kind.endswith("tie"):
     site = "indexer" if first.operator == taps_lib.VISIBLE else "router"
     out["clause"] = f"{site}.tie_rule"

@@ -106,6 +106,9 @@ TAPS: dict[str, str] = (
     _QWEN3_MOE | deepseek_v4_taps.TAPS | deepseek_v4_taps.VARIANT_TAPS
 )
 ROUTE_IDS = "moe.router.ids"
+# How a run was done and no value of the model: a side that does not show it
+# misses nothing. `packed/proof.py` holds it against what the run demands.
+PACKED_ELEMENTS = "moe.experts.packed_elements"
 VISIBLE = "attention.indexer.visible"
 # What is left after a run, by component; no tap shows it as a whole.
 FINAL_STATE = "state."

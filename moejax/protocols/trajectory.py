@@ -44,11 +44,12 @@ def keep_none(name: str) -> bool:
 
 
 def keep_boundaries(name: str) -> bool:
-  """Keeps logits, state, residual stream, routers and indexers' choices."""
+  """Keeps logits, state, residual stream, choices and proofs of packed runs."""
+  kept = (*selections.INDEXER, taps_lib.PACKED_ELEMENTS)
   return (
       taps_lib.level(name) != "L4"
       or ".router." in name
-      or taps_lib.split(name)[1] in selections.INDEXER
+      or taps_lib.split(name)[1] in kept
   )
 
 

@@ -46,6 +46,12 @@ def _conformant(report) -> str:
 
 
 def _not_conformant(report) -> str:
+  packed = report.get("packed")
+  if packed and not packed["proven"]:
+    return (
+        "Our decoder did not run its packed experts packed, whatever it"
+        f" computed: {packed['faults'][0]}."
+    )
   start = "Our decoder and the reference do not compute the same thing: "
   for name, part in report["arithmetics"].items():
     if verdict.BEYOND_RULE in part["levels"].values():
@@ -56,15 +62,18 @@ def _not_conformant(report) -> str:
 def _where(name, part, report) -> str:
   first = part["first_difference"]
   if name == "portable" and first:
-    explained = report["explanation"]
+    explained, clause = report["explanation"], first["clause"]
     text = (
         f"in portable arithmetic they first part at {_operator(first)}"
     )
-    if first["clause"] and explained and explained["clauses"]:
+    if clause.startswith("combine.") and explained and explained["clauses"]:
       text += (
           ", where the reference follows the combine contract"
           f" {explained['contract']} and we follow {explained['ours']}"
       )
+    elif clause:
+      names = [part.split(":")[0] for part in clause.split("; ")]
+      text += f", where the contracts differ in {' and '.join(names)}"
     return text
   found = beyond(part)
   if found:

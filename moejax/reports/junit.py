@@ -26,6 +26,8 @@ def render(report: Mapping) -> str:
       _level(suite, name, level, part)
     for tap in part["taps"]:
       _tap(suite, name, tap, part)
+    if "packed" in report:
+      _packed(suite, name, report["packed"]["arithmetics"][name])
     if name == "portable":
       for side, certificate in report["certificates"].items():
         _certificate(suite, side, certificate)
@@ -88,6 +90,16 @@ def _tap(suite, arithmetic, tap, part) -> None:
     )
   group = f"conformance.{arithmetic}.{tap['level']}"
   _case(suite, group, name, state, message, details)
+
+
+def _packed(suite, arithmetic, run) -> None:
+  _case(
+      suite, f"conformance.{arithmetic}.packed", "ran packed",
+      verdict.BEYOND_RULE if run["faults"] else verdict.SAME_BITS,
+      f"{run['elements']} of {run['demanded']} elements came from packed"
+      " weights",
+      "\n".join(run["faults"]),
+  )
 
 
 def _certificate(suite, side, certificate) -> None:

@@ -37,6 +37,7 @@ def render(report: Mapping) -> str:
       _taps(report["arithmetics"]),
       "## Combine contract",
       *_combine(report["explanation"]),
+      *_packed(report),
       "## Margins",
       *(_margins(name, p) for name, p in report["arithmetics"].items()),
       "## Exchanges",
@@ -232,6 +233,46 @@ def _combine(explanation) -> list[str]:
         f"- Also possible: {_code(other['name'])}, which differs in"
         f" {', '.join(_code(f) for f in other['fields'])}; {told}."
     )
+  return blocks
+
+
+def _packed(report) -> list[str]:
+  found = report.get("packed")
+  if not found:
+    return []
+  blocks = [
+      "## Packed experts",
+      f"In this run {_escape(words.packed(report))}."
+      f" {_code(found['experts'])}:"
+      f" {_escape(words.PACKED.get(found['experts'], ''))}.",
+      *(f"- {_escape(fault)}" for fault in found["faults"][:_SHOWN]),
+  ]
+  for name, run in found["arithmetics"].items():
+    blocks.append(
+        f"**{name}**: {run['gemms']:,} of {run['demanded_gemms']:,} GEMMs took"
+        f" their weights from words; {run['held_bytes']:,} bytes held between"
+        f" calls, {run['backend_bytes']:,} of them packed for a backend,"
+        f" {run['loaded_bytes']:,} loaded.\n\n" + _table(
+            ["Layer", "W13 elements", "demanded", "W2 elements", "demanded",
+             "Bytes held", "wide"],
+            (
+                [str(row["layer"]),
+                 *(f"{sum(part[gemm]):,}" for gemm in ("w13", "w2")
+                   for part in (row, row["demanded"])),
+                 f"{row['held']['bytes']:,}", f"{row['held']['wide_bytes']:,}"]
+                for row in run["layers"]
+            ),
+            numbers=6,
+        )
+    )
+    if found["clauses"][name]:
+      blocks.append(_table(
+          ["Clause", "Ours", "Reference"],
+          (
+              [_code(clause), _code(pair["ours"]), _code(pair["reference"])]
+              for clause, pair in found["clauses"][name].items()
+          ),
+      ))
   return blocks
 
 

@@ -76,11 +76,12 @@ def _rows(report) -> list[tuple[str, str]]:
 
 def _compared(report) -> str:
   request = report.get("request") or {}
-  steps = request.get("decode_steps")
+  steps, packed = request.get("decode_steps"), words.packed(report)
   return (
       f"our decoder against {words.reference_name(report)},"
       f" {words.plural(len(report['prompts']), 'prompt')}"
       + ("" if steps is None else f", {words.plural(steps, 'decode step')}")
+      + (packed and f"; {packed}")
   )
 
 

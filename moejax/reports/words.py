@@ -87,6 +87,19 @@ CLAUSES = {
     "nan": "the bits of a NaN result",
 }
 
+# {name of a contract of packed experts: what it does}.
+PACKED = {
+    "dequantized": (
+        "the words of a layer are made wide for each call, with one rounding a"
+        " weight"
+    ),
+    "marlin_moe_hopper": (
+        "vLLM's Marlin: each weight is made wide where it multiplies, along"
+        " K-streams and slices of a plan; the routes of all prompts of a step"
+        " are planned together"
+    ),
+}
+
 # Longest prefix of a tap's name -> what the operation does.
 _OPERATIONS = {
     "positions": "the position of each token",
@@ -315,6 +328,27 @@ def plural(number_of: int, noun: str) -> str:
   return f"{number_of:,} {noun}{'' if number_of == 1 else 's'}"
 
 
+def packed(report: Mapping) -> str:
+  """Says in one phrase whether packed experts ran packed; "" without any."""
+  found = report.get("packed")
+  if not found:
+    return ""
+  state = "ran packed" if found["proven"] else "did NOT run packed"
+  return (
+      f"the experts {state} ({found['experts']}, {found['layer']}):"
+      f" {packed_elements(report)}"
+  )
+
+
+def packed_elements(report: Mapping) -> str:
+  """Says how many of the demanded elements came from packed weights."""
+  elements, demanded = (
+      sum(run[key] for run in report["packed"]["arithmetics"].values())
+      for key in ("elements", "demanded")
+  )
+  return f"{elements:,} of {demanded:,} elements came from packed weights"
+
+
 def rules(report: Mapping) -> list[str]:
   """Every rule that a tap was judged by, each once, in order."""
   return list(dict.fromkeys(
@@ -330,4 +364,6 @@ def reference_name(report: Mapping) -> str:
   about = report.get("reference") or {}
   backend = about.get("backend", "the reference")
   name = f"{backend} {about.get(backend, '')}".strip()
+  if "wide_weights_digest" in about:
+    name += " over the weights made wide"
   return f"{name}, from a capsule" if about.get("capsule") else name

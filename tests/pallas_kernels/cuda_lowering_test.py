@@ -68,10 +68,13 @@ class LoweringTest(parameterized.TestCase):
             weights, (2, 1), (contract.w13, contract.w2), strict=True
         )
     ]
+    placed = packed_moe.Placed(
+        _struct(request.x.shape, jnp.uint16), request.gates, *works,
+        _struct((65536,), jnp.uint16),
+    )
     text = lowered(
-        packed_moe._surfaces,  # pylint: disable=protected-access
-        _struct(request.x.shape, jnp.uint16), request.gates, *weights, *works,
-        _struct((65536,), jnp.uint16), contract=contract, config=config,
+        packed_moe.surface_words, placed, *weights, contract=contract,
+        config=config,
     )
     self.assertEqual(text.count(_TRITON), 6)
 

@@ -19,6 +19,9 @@ class SentenceTest(parameterized.TestCase):
       ("not_conformant", "contract transformers_eager and we follow"),
       ("unproven", "2 uncertain elements of our side were not computed"),
       ("missing_tap", "1 tap of portable arithmetic is on one side only"),
+      ("packed", "compute the same thing"),
+      ("packed_wide", "did not run its packed experts packed, whatever it"
+       " computed: portable: layer 0, step 1: <b>23</b>"),
       ("degenerate", "(L0, L1, L2, L3, L4 of portable arithmetic)"),
   )
   def test_it_names_the_reason(self, name, part):
@@ -26,6 +29,15 @@ class SentenceTest(parameterized.TestCase):
     self.assertIn(part, text)
     self.assertEndsWith(text, ".")
     self.assertEqual(text.count(". "), 0)
+
+  def test_clauses_that_are_no_combines_are_named(self):
+    report = samples.not_conformant()
+    first = report["arithmetics"]["portable"]["first_difference"]
+    first["clause"] = "w13.k_streams: ours 2, reference 1; w13.k_step: a, b"
+    self.assertIn(
+        "where the contracts differ in w13.k_streams and w13.k_step.",
+        lib.sentence(report),
+    )
 
   def test_a_native_failure_names_the_first_tap_beyond_its_rule(self):
     report = samples.conformant()

@@ -13,7 +13,7 @@ from moejax.reports import junit as lib
 from tests.reports import samples
 
 _SAMPLES = ("conformant", "not_conformant", "unproven", "missing_tap",
-            "degenerate", "large")
+            "degenerate", "large", "packed", "packed_wide")
 
 
 def _case(root, group: str, name: str) -> ElementTree.Element:
@@ -47,7 +47,8 @@ class JunitTest(parameterized.TestCase):
     root = ElementTree.fromstring(lib.render(report))
     for suite, (arithmetic, part) in zip(root, report["arithmetics"].items()):
       certificates = len(report["certificates"]) * (arithmetic == "portable")
-      self.assertLen(list(suite), 5 + len(part["taps"]) + certificates)
+      cases = 5 + len(part["taps"]) + certificates + ("packed" in report)
+      self.assertLen(list(suite), cases)
       names = [(c.get("classname"), c.get("name")) for c in suite]
       self.assertCountEqual(names, set(names))
 
@@ -90,6 +91,13 @@ class JunitTest(parameterized.TestCase):
         root, "conformance.portable.L4", "layers.0.moe.experts.combine"
     )
     self.assertIn("not in reference", case.find("error").text)
+
+  def test_a_run_that_was_not_packed_is_a_failure(self):
+    root = ElementTree.fromstring(lib.render(samples.packed_wide()))
+    case = _case(root, "conformance.portable.packed", "ran packed")
+    self.assertEqual(case.find("failure").get("type"), "beyond_rule")
+    self.assertIn("334 of 336", case.find("failure").get("message"))
+    self.assertIn("23", case.find("failure").text)
 
   def test_an_open_certificate_is_an_error(self):
     root = ElementTree.fromstring(lib.render(samples.unproven()))

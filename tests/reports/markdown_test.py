@@ -14,7 +14,7 @@ from moejax.reports import words
 from tests.reports import samples
 
 _SAMPLES = ("conformant", "not_conformant", "unproven", "missing_tap",
-            "degenerate", "large")
+            "degenerate", "large", "packed", "packed_wide")
 
 
 def _cells(line: str) -> list[str]:
@@ -105,6 +105,17 @@ class MarkdownTest(parameterized.TestCase):
     text = lib.render(report)
     self.assertIn("0 legal, 1 not legal", text)
     self.assertIn("| `first` | prefill | experts, layer 1 |", text)
+
+  def test_packed_experts_have_their_section(self):
+    text = lib.render(samples.packed())
+    self.assertIn("672 of 672 elements came from packed weights", text)
+    self.assertIn("| 0 | 96 | 96 | 72 | 72 | 1,234 | 4,321 |", text)
+    self.assertIn("| `w13.k_streams` | `2, added (c0 + c1)` | `1` |", text)
+    self.assertIn("| reference | packed\\_words\\_digest | `11aa` |", text)
+    text = lib.render(samples.packed_wide())
+    self.assertIn("did NOT run packed", text)
+    self.assertIn("| 0 | 96 | 96 | 71 | 72 | 1,234 | 4,321 |", text)
+    self.assertIn("\\<b\\>23", text)
 
   def test_a_missing_tap_is_named(self):
     self.assertIn(

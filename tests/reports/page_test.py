@@ -15,7 +15,7 @@ from moejax.reports import words
 from tests.reports import samples
 
 _SAMPLES = ("conformant", "not_conformant", "unproven", "missing_tap",
-            "degenerate", "large")
+            "degenerate", "large", "packed", "packed_wide")
 _VOID = ("meta", "link", "br", "hr", "img", "input")
 
 
@@ -83,8 +83,28 @@ class PageTest(parameterized.TestCase):
       self.assertStartsWith(target, "#")
     self.assertIn("default-src 'none'", text)
 
-  def test_links_lead_somewhere(self):
-    outline = _Outline(lib.render(samples.not_conformant()))
+  def test_packed_experts_have_their_section(self):
+    self.assertNotIn('id="packed"', lib.render(samples.conformant()))
+    text = lib.render(samples.packed())
+    section = text[text.index('<section id="packed"') :]
+    section = section[: section.index("</section>")]
+    for part in ("672 of 672 elements came from packed weights", "ran packed",
+                 "<code>11aa</code>", "<code>22bb</code>", "1,234", "4,321",
+                 "w13.k_streams", "999 of them packed for the kernels",
+                 "No clause of our contract of the experts differs"):
+      self.assertIn(part, section)
+    steps = section[section.index("Elements by step") :]
+    self.assertRegex(
+        steps, r'decode step 1</th>\s*<td class="n">64</td><td class="n">64'
+        r'</td><td class="n">48</td><td class="n">48<',
+    )
+    text = lib.render(samples.packed_wide())
+    self.assertIn("did not run packed", text)
+    self.assertIn("&lt;b&gt;23", text)
+
+  @parameterized.parameters("not_conformant", "packed")
+  def test_links_lead_somewhere(self, name):
+    outline = _Outline(lib.render(getattr(samples, name)()))
     ids = set(outline.attributes("id"))
     for target in outline.attributes("href"):
       self.assertIn(target.removeprefix("#"), ids)

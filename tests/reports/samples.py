@@ -16,7 +16,9 @@ from moejax.protocols import compare
 from moejax.protocols import explain
 from moejax.protocols import native_rules
 from moejax.protocols import outcome
+from moejax.protocols.packed import proof
 from moejax.protocols import trajectory
+from tests.modules import packed_decoders
 
 HOSTILE = "<script>alert(\"x\")</script> & 'a' | b `c` ``d"
 CHINESE = "朋友昨天打来电话"
@@ -110,7 +112,33 @@ def _decode(ids) -> str:
   return "字" + HOSTILE + ",".join(str(i) for i in ids)
 
 
-def _build(shift: float, follows: str, unresolved: int = 0) -> dict:
+def _packed(faults) -> dict:
+  """Two layers of two steps; with a fault, one element is missing."""
+  counts = {"w13": [64, 32], "w2": [48, 24]}
+  held = {"module": "PackedExperts", "dtypes": ["bfloat16", "int32"],
+          "bytes": 1234, "wide_bytes": 4321, "digests": {"down": "ab12"}}
+  found = counts | ({"w2": [48, 23]} if faults else {})
+  run = {
+      "layers": [
+          {"layer": layer, **found, "demanded": counts, "held": held}
+          for layer in range(_LAYERS)
+      ],
+      "elements": 336 - 2 * bool(faults), "demanded": 336,
+      "gemms": 8, "demanded_gemms": 8, "held_bytes": 9999,
+      "loaded_bytes": 9000, "backend_bytes": 999, "faults": list(faults),
+  }
+  contract = packed_decoders.marlin("portable")
+  clauses = {"w13.k_streams": ("2, added (c0 + c1)", "1"),
+             "w13.k_step": (HOSTILE, "portable")}
+  return proof.document(
+      {"portable": run, "native": run | {"faults": []}},
+      {"portable": contract}, "pallas", {"portable": clauses, "native": {}},
+  )
+
+
+def _build(
+    shift: float, follows: str, unresolved: int = 0, packed=None
+) -> dict:
   ours, theirs = _captures(shift, chosen=2 if shift else 3), _captures()
   comparison = compare.compare(ours, theirs)
   parts = {
@@ -131,6 +159,7 @@ def _build(shift: float, follows: str, unresolved: int = 0) -> dict:
       prompts=_PROMPTS,
       decode=_decode,
       top_k=2,
+      packed=packed,
   )
   return {
       **report,
@@ -205,6 +234,23 @@ def degenerate() -> dict:
       "explanation": None,
       "prompts": [],
   }
+
+
+def packed(faults=()) -> dict:
+  """As `conformant`, of packed experts that ran packed."""
+  report = _build(
+      0.0, "transformers_grouped_mm", packed=_packed(faults)
+  )
+  report["reference"] |= {
+      "weights": "made wide", "widened_modules": 6,
+      "packed_words_digest": "11aa", "wide_weights_digest": "22bb",
+  }
+  return report
+
+
+def packed_wide() -> dict:
+  """The same values, of a decoder that did not run packed."""
+  return packed(["layer 0, step 1: <b>23</b> of 24 elements"])
 
 
 def large(layers: int = 48) -> dict:

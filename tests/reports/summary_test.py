@@ -15,7 +15,7 @@ from moejax.reports import words
 from tests.reports import samples
 
 _SAMPLES = ("conformant", "not_conformant", "unproven", "missing_tap",
-            "degenerate", "large")
+            "degenerate", "large", "packed", "packed_wide")
 
 
 def _shown(report, width=200) -> str:
@@ -60,6 +60,16 @@ class SummaryTest(parameterized.TestCase):
     report = samples.conformant()
     del report["arithmetics"]["portable"]
     self.assertIn("not run", lib.lines(report)[3])
+
+  def test_packed_experts_are_said_to_have_run_packed_or_not(self):
+    for name, text in (
+        ("packed", "the experts ran packed (marlin_moe_hopper, pallas): 672 of"
+         " 672 elements came from packed weights"),
+        ("packed_wide", "the experts did NOT run packed"),
+    ):
+      line = lib.lines(getattr(samples, name)())[2]
+      self.assertIn("transformers 5.24.0 over the weights made wide", line)
+      self.assertIn(text, line)
 
   def test_a_prompt_cannot_write_to_the_terminal(self):
     report = samples.not_conformant()

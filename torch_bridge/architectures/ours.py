@@ -5,6 +5,7 @@ Layer: torch_bridge. Needs no torch.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -16,6 +17,8 @@ from moejax.modules import config as qwen3_moe
 from moejax.modules import decoder as qwen3_moe_decoder
 from moejax.modules.deepseek_v4 import config as deepseek_v4
 from moejax.modules.deepseek_v4 import decoder as deepseek_v4_decoder
+from moejax.numerics.portable import bound_ops
+from moejax.numerics import reference_ops
 from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf.deepseek_v4 import config as deepseek_v4_hf_config
 from torch_bridge.hf.deepseek_v4 import parameter_map as deepseek_v4_map
@@ -35,6 +38,11 @@ class Architecture:
     contract: (arithmetic, config, combine contract, name of a graph) to the
       decoder's contract.
     build: (config, nested parameters, contract, operations) to a decoder.
+    operations: (contract, certificate) to the operations that execute it.
+    bounds: Makes the operations whose results are error bounds.
+    reference: A folder to a context that gives (the folder that the reference
+      loads, what its weights are if they are not the checkpoint's, as JSON).
+    packed_layer: Who runs packed experts; empty where none are packed.
   """
 
   model_type: str
@@ -42,6 +50,12 @@ class Architecture:
   parameters: Callable[[checkpoint_lib.Checkpoint, Any], Mapping[str, Any]]
   contract: Callable[[str, Any, Any, str], Any]
   build: Callable[[Any, Mapping, Any, Any], Any]
+  operations: Callable[[Any, Any], Any] = reference_ops.operations
+  bounds: Callable[[], Any] = bound_ops.BoundOperations
+  reference: Callable[[pathlib.Path], Any] = (
+      lambda folder: contextlib.nullcontext((folder, {}))
+  )
+  packed_layer: str = ""
 
   def load(
       self, checkpoint: checkpoint_lib.Checkpoint
@@ -85,13 +99,13 @@ def of(folder: pathlib.Path) -> Architecture:
 
 
 def _qwen3_moe_contract(arithmetic, config, combine, graph):
-  _check_graph("qwen3_moe", graph, ("transformers",))
+  check_graph("qwen3_moe", graph, ("transformers",))
   make = getattr(decoder_contract, arithmetic)
   return make(qwen3_moe.router_contract(config), combine)
 
 
 def _deepseek_v4_contract(arithmetic, config, combine, graph):
-  _check_graph("deepseek_v4", graph, deepseek_v4_contract.GRAPH_NAMES)
+  check_graph("deepseek_v4", graph, deepseek_v4_contract.GRAPH_NAMES)
   chosen = deepseek_v4_contract.graph_named(graph)
   router = deepseek_v4.router_contract(config)
   if chosen is not deepseek_v4_contract.TRANSFORMERS:
@@ -101,7 +115,8 @@ def _deepseek_v4_contract(arithmetic, config, combine, graph):
   return deepseek_v4_contract.of(arithmetic, router, combine, chosen)
 
 
-def _check_graph(model_type, graph, known) -> None:
+def check_graph(model_type: str, graph: str, known: tuple[str, ...]) -> None:
+  """Raises HarnessError unless an architecture has a graph of that name."""
   if graph not in known:
     raise refusal.HarnessError(
         f"{model_type} has no graph {graph!r}, only {', '.join(known)}."

@@ -1,4 +1,4 @@
-"""Reading a JSON object that someone else wrote, or refusing it.
+"""Reading a JSON object that someone else wrote, or refusing it; writing one.
 
 Python's reader keeps the last of two equal keys and accepts NaN; in a file
 that decides which weights are loaded, both hide damage. So both are refused,
@@ -38,6 +38,12 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
         f"{path} holds a JSON {type(value).__name__}, not an object."
     )
   return value
+
+
+def write(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+  """Writes an object as UTF-8, indented, its keys in their order."""
+  text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+  path.write_text(text, encoding="utf-8")
 
 
 def integer(fields: Mapping[str, Any], name: str, *default: int) -> int:

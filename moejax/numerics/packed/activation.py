@@ -3,6 +3,7 @@
 Layer: numerics. Contract: contracts/packed_moe.py.
 """
 
+from collections.abc import Callable
 import functools
 import hashlib
 
@@ -11,6 +12,32 @@ import numpy as np
 from moejax.contracts import packed_moe
 from moejax.numerics import formats
 from moejax.numerics.packed import gemm
+
+
+def all_values(dtype: str) -> np.ndarray:
+  """Returns the 65,536 values of a 16-bit dtype, in the order of their bits."""
+  words = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
+  return words.view(formats.of(dtype).numpy)
+
+
+def table_of(
+    silu: Callable[[np.ndarray], np.ndarray], dtype: str
+) -> np.ndarray:
+  """Returns another silu's table: all of what it does to a 16-bit dtype.
+
+  Args:
+    silu: [65536] to [65536], of that dtype.
+    dtype: "float16" or "bfloat16".
+
+  Raises:
+    ValueError: the result has another dtype or shape.
+  """
+  table = np.asarray(silu(all_values(dtype)))
+  if table.dtype.name != dtype or table.shape != (1 << 16,):
+    raise ValueError(
+        f"silu of 65,536 {dtype} gives {table.dtype}{table.shape}."
+    )
+  return table
 
 
 @functools.cache
@@ -31,9 +58,7 @@ def silu_table(dtype: str) -> np.ndarray:
 
   Source: vLLM's silu_and_mul on an H200 has these bits, all 65,536 of each.
   """
-  half = formats.of(dtype).numpy
-  g = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(half)
-  g = g.astype(np.float32)
+  g = all_values(dtype).astype(np.float32)
   with np.errstate(over="ignore", invalid="ignore", under="ignore"):
     e = np.exp(-g.astype(np.float64)).astype(np.float32)
     table = gemm.round_half(g / (np.float32(1) + e), dtype)

@@ -54,6 +54,17 @@ class AwqConfig:
   modules_to_not_convert: tuple[str, ...] = ()
 
 
+def is_packed(folder: str | pathlib.Path) -> bool:
+  """Whether a folder is a Qwen3-MoE whose config speaks of quantisation.
+
+  Raises:
+    refusal.HarnessError: config.json is absent or damaged.
+  """
+  fields = json_file.read_object(pathlib.Path(folder) / hf_config.FILE)
+  model_type = fields.get("model_type")
+  return model_type == hf_config.MODEL_TYPE and fields.get(FIELD) is not None
+
+
 def read(
     folder: str | pathlib.Path,
 ) -> tuple[config_lib.DecoderConfig, AwqConfig]:

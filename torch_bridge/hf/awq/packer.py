@@ -11,14 +11,11 @@ Layer: torch_bridge. Needs no torch.
 
 from collections.abc import Iterator
 import dataclasses
-import json
-import os
 import pathlib
 import shutil
 import tempfile
 
 import numpy as np
-import safetensors.numpy
 
 from moejax.contracts import refusal
 from moejax.numerics.packed import awq_format
@@ -26,6 +23,7 @@ from torch_bridge.hf import checkpoint as checkpoint_lib
 from torch_bridge.hf import hf_config
 from torch_bridge.hf import json_file
 from torch_bridge.hf import parameter_map
+from torch_bridge.hf import shards
 from torch_bridge.hf import skip_list
 from torch_bridge.hf import tensor_checks
 from torch_bridge.hf.awq import config as awq_config
@@ -33,8 +31,6 @@ from torch_bridge.hf.awq import layout
 
 # Attention stays as it is unless asked for: the decoder runs experts packed.
 SKIPPED = ("self_attn", "mlp.gate", "lm_head")
-SHARD_BYTES = 4 << 30
-
 _ROUTER = "mlp.gate"
 _COPIED = (
     "chat_template.jinja",
@@ -62,7 +58,7 @@ class Request:
   group_size: int = 128
   modules_to_not_convert: tuple[str, ...] = SKIPPED
   scales: str = ""
-  shard_bytes: int = SHARD_BYTES
+  shard_bytes: int = shards.MAX_BYTES
 
 
 def pack(
@@ -107,10 +103,10 @@ def pack(
     made.mkdir()
     counts = _Counts()
     tensors = _tensors(checkpoint, config, plan, request, counts)
-    _write_shards(made, tensors, request.shard_bytes)
+    shards.write(made, tensors, request.shard_bytes)
     fields = json_file.read_object(source / hf_config.FILE)
     fields[awq_config.FIELD] = packing
-    _write_json(made / hf_config.FILE, fields)
+    json_file.write(made / hf_config.FILE, fields)
     for name in _COPIED:
       if (source / name).is_file():
         shutil.copyfile(source / name, made / name)
@@ -239,42 +235,3 @@ def _plain(checkpoint, config) -> Iterator:
   parameter_map.check_headers(checkpoint, rows, config.dtype)
   for row in rows:
     yield from parameter_map.pieces(row, parameter_map.read(checkpoint, row))
-
-
-def _write_shards(folder, tensors, shard_bytes: int) -> None:
-  """Writes model.safetensors, or numbered shards and their index."""
-  shards, held, size = [], {}, 0
-  for name, array in tensors:
-    if held and size + array.nbytes > shard_bytes:
-      shards.append(_write_shard(folder, len(shards), held))
-      held, size = {}, 0
-    held[name] = np.ascontiguousarray(array)
-    size += array.nbytes
-  shards.append(_write_shard(folder, len(shards), held))
-  if len(shards) == 1:
-    os.rename(folder / shards[0][0], folder / checkpoint_lib.SINGLE)
-    return
-  weight_map, total = {}, 0
-  for number, (path, names, nbytes) in enumerate(shards, 1):
-    final = f"model-{number:05}-of-{len(shards):05}.safetensors"
-    os.rename(folder / path, folder / final)
-    weight_map |= dict.fromkeys(names, final)
-    total += nbytes
-  _write_json(
-      folder / checkpoint_lib.INDEX,
-      {"metadata": {"total_size": total}, "weight_map": weight_map},
-  )
-
-
-def _write_shard(folder, number: int, held: dict) -> tuple[str, list, int]:
-  path = f"shard-{number}"
-  # Not save_file, which makes the file private to its owner.
-  (folder / path).write_bytes(
-      safetensors.numpy.save(held, metadata={"format": "pt"})
-  )
-  return path, list(held), sum(a.nbytes for a in held.values())
-
-
-def _write_json(path: pathlib.Path, value: dict) -> None:
-  text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-  path.write_text(text, encoding="utf-8")
