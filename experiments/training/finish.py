@@ -56,6 +56,9 @@ def finish(
   shipped = export.weights(model, trained)
   metrics = loop.read_metrics(run)
   losses = [loss for line in metrics for loss in line["loss"]]
+  # Of all processes that had a part in the run.
+  seconds = sum(line["seconds"] for line in metrics)
+  tokens = result.steps * recipe.batch * recipe.length
   validation = _validate(model, recipe, corpus, shipped)
   record = {
       "schema": SCHEMA,
@@ -73,9 +76,9 @@ def finish(
       },
       "steps": result.steps,
       "complete": result.complete,
-      "seconds": round(result.seconds, 2),
+      "seconds": round(seconds, 2),
       "compile_seconds": round(result.compile_seconds, 2),
-      "tokens_per_second": round(result.tokens_per_second),
+      "tokens_per_second": round(tokens / seconds) if seconds else 0,
       "train_loss": {
           "first": losses[0] if losses else None,
           "last": float(np.mean(losses[-recipe.chunk :])) if losses else None,
@@ -154,6 +157,13 @@ def _export(model, corpus, params, record, out, run) -> dict[str, str]:
   }
   record = {**record, "sha256": export.digests(content)}
   content["training.json"] = export.to_json(record)
+  content["prompts.json"] = export.to_json({
+      "schema": "prompts/1",
+      "prompts": [
+          {"id": f"p{index}", "text": text}
+          for index, text in enumerate(_PROMPTS)
+      ],
+  })
   licences = corpus.folder / corpus_lib.LICENCES
   content["LICENSES.md"] = licences.read_bytes()
   content["README.md"] = model_card.write(record).encode()

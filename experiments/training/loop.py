@@ -47,17 +47,13 @@ class Result:
   Attributes:
     state: After the last step.
     steps: Of the recipe that are done.
-    seconds: Of this process in steps, without compilation.
-    compile_seconds: In the compiler.
-    tokens_per_second: Of this process, over all devices; 0 without a step.
+    compile_seconds: Of this process in the compiler.
     complete: Whether all steps of the recipe are done.
   """
 
   state: step_lib.State
   steps: int
-  seconds: float
   compile_seconds: float
-  tokens_per_second: float
   complete: bool
 
 
@@ -153,18 +149,9 @@ def train(
     saved = done % (recipe.chunk * checkpoint_every) == 0
     if saved:
       checkpoints.save(folder, state, who, batches.position(done))
-  seconds = time.monotonic() - begun
   if not saved:
     checkpoints.save(folder, state, who, batches.position(done))
-  tokens = (done - first) * recipe.batch * recipe.length
-  return Result(
-      state,
-      done,
-      seconds,
-      compile_seconds,
-      tokens / seconds if done > first else 0.0,
-      done == recipe.steps,
-  )
+  return Result(state, done, compile_seconds, done == recipe.steps)
 
 
 def _line(report, recipe, done, seconds, corpus_tokens) -> dict:
@@ -178,6 +165,7 @@ def _line(report, recipe, done, seconds, corpus_tokens) -> dict:
       "auxiliary": {
           name: float(values[-1]) for name, values in report.auxiliary.items()
       },
+      "seconds": round(seconds, 4),
       "tokens_per_second": round(tokens / seconds),
       "experts": balance.statistics(
           {layer: c.sum(0) for layer, c in report.counts.items()}

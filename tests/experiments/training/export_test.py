@@ -26,7 +26,8 @@ from torch_bridge import subject
 
 _FILES = {
     "LICENSES.md", "README.md", "config.json", "generation_config.json",
-    "loss.svg", "model.safetensors.index.json", "tokenizer.json",
+    "loss.svg", "model.safetensors.index.json", "prompts.json",
+    "tokenizer.json",
     "tokenizer_config.json", "training.json",
 }
 _OLD = transformers.__version__.startswith("5.17")

@@ -1,6 +1,6 @@
 """Trains a tiny model in a process of its own, for tests that kill one.
 
-  python -m tests.experiments.training.run_tiny CORPUS RUN
+  python -m tests.experiments.training.run_tiny CORPUS RUN STEPS DTYPE
 """
 
 import dataclasses
@@ -15,14 +15,16 @@ from moejax.training import models
 from tests.training import tiny
 
 
-def main(corpus: str, run: str) -> None:
+def main(corpus: str, run: str, steps: str, dtype: str) -> None:
   """Trains, with a line on standard output for every call."""
   jax.config.update("jax_enable_x64", True)
   text = corpus_lib.load(corpus)
-  config = dataclasses.replace(tiny.QWEN3_MOE, vocab_size=text.vocab_size)
+  config = dataclasses.replace(
+      tiny.QWEN3_MOE, vocab_size=text.vocab_size, dtype=dtype
+  )
   loop.train(
       models.of(config),
-      dataclasses.replace(tiny.RECIPE, steps=400),
+      dataclasses.replace(tiny.RECIPE, steps=int(steps)),
       text,
       pathlib.Path(run),
       checkpoint_every=5,

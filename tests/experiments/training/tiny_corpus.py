@@ -8,13 +8,13 @@ import pathlib
 import numpy as np
 import tokenizers
 
-from experiments import tiny_qwen3_moe
+from experiments.tiny import qwen3_moe
 from experiments.tiny import tokenizer
 
 
 def make(folder: pathlib.Path) -> pathlib.Path:
   """Writes a corpus of schema corpus/1; the last 700 tokens validate."""
-  text = tiny_qwen3_moe.CORPUS.read_text("utf-8")
+  text = qwen3_moe.CORPUS.read_text("utf-8")
   trained = tokenizer.train(text)
   ids = tokenizers.Tokenizer.from_str(trained).encode(text).ids
   ids = np.array([0, *ids, 0], np.uint16)
