@@ -36,9 +36,14 @@ class CapsuleReference:
     return {**about["backend"], "capsule": True}
 
   def contract(self, arithmetic: str) -> dict | None:
-    """The contract of a captured run of ours; None if it was another's."""
+    """The contract of a captured run of ours; None if it was another's.
+
+    Where our run was itself a reference from a capsule, the manifest holds the
+    contracts of the other side.
+    """
     about = self._manifest["about"]
-    if about["backend"].get("backend") != "moejax":
+    backend = about["backend"]
+    if backend.get("backend") != "moejax" or backend.get("capsule"):
       return None
     return about["contracts"].get(arithmetic)
 

@@ -55,10 +55,14 @@ class Clauses:
     return graph_clause.clause(tap, self._contracts["portable"], theirs)
 
   def packed(self, arithmetic: str) -> dict[str, tuple[str, str]]:
-    """{clause: (ours, the reference's)} of packed experts, those that differ.
+    """{clause: (ours, the reference's)} of those that differ.
+
+    Empty as well if it is not known what the reference ran under.
     """
-    work = self.work(arithmetic)
     theirs = self._theirs(arithmetic)
+    if theirs is None:
+      return {}
+    work = self.work(arithmetic)
     return packed_clause.differing(self._contracts[arithmetic], theirs, work)
 
   def work(self, arithmetic: str) -> packed_clause.Work:
@@ -66,13 +70,15 @@ class Clauses:
     config = self._subject.config
     return packed_clause.work(self._ours[arithmetic], config)
 
-  def _theirs(self, arithmetic: str) -> packed_clause.Contract:
+  def _theirs(self, arithmetic: str) -> packed_clause.Contract | None:
     """What a capsule of ours says, or wide experts under their own combine."""
     stored = self._reference.contract(arithmetic)
     if stored is not None:
       return document.from_dict(packed_moe.PackedDecoderContract, stored)
     config = self._subject.config
-    kind = self._reference.describe()["experts_implementation"]
+    kind = self._reference.describe().get("experts_implementation")
+    if kind is None:
+      return None
     combine = named_combines.at_dtype(
         named_combines.named(f"transformers_{kind}"), config.dtype
     )

@@ -1,4 +1,4 @@
-"""A packed folder made wide: each weight by a second reading, all else as is."""
+"""A packed folder made wide: weights by a second reading, all else as it is."""
 
 from absl.testing import absltest
 from absl.testing import parameterized
