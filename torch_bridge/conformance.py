@@ -363,7 +363,7 @@ class _Run:
       return self.reference.limits()
     legal = [
         self._reference_run(order, f"{order} along native", given=theirs)
-        for order in ("portable", "reversed", "halves")
+        for order in ("portable", "reversed")
     ]
     return native_rules.envelope(theirs, legal)
 

@@ -1,10 +1,8 @@
 """The reference under another order, and along a given route.
 
-Two modes over an unmodified model. `ReorderedContraction` adds every matrix
-product in another order along its contracting axis: as legal as the native one,
-so the difference between the two is the reference's own uncertainty. One order
-is not enough: a kernel that adds in lanes meets nearly the same partial sums
-when a short axis is reversed, and others when its halves are exchanged. Where a
+Two modes over an unmodified model. `ReversedContraction` adds every matrix
+product from the far end of its contracting axis: as legal as the native order,
+so the difference between the two is the reference's own uncertainty. Where a
 router stands near a boundary, such a difference selects another expert and
 everything after it is another computation; `ForcedRoutes` keeps the selection,
 so that runs stay comparable and the selection is judged by its margin instead.
@@ -21,21 +19,11 @@ from torch.utils import _python_dispatch
 
 from torch_bridge import aten_names
 
-# {name: a tensor with its last axis in that order}.
-ORDERS = {
-    "reversed": lambda x: x.flip(-1),
-    "halves": lambda x: x.roll(x.shape[-1] // 2, -1),
-}
 _PRODUCTS = {"mm": 0, "bmm": 0, "_grouped_mm": 0, "addmm": 1, "baddbmm": 1}
 
 
-class ReorderedContraction(_python_dispatch.TorchDispatchMode):
-  """Reorders the contracting axis of both operands of every product."""
-
-  def __init__(self, order: str):
-    """Takes a name of `ORDERS`."""
-    super().__init__()
-    self._reorder = ORDERS[order]
+class ReversedContraction(_python_dispatch.TorchDispatchMode):
+  """Reverses the contracting axis of both operands of every product."""
 
   def __torch_dispatch__(self, func, types, args=(), kwargs=None):
     del types
@@ -43,10 +31,10 @@ class ReorderedContraction(_python_dispatch.TorchDispatchMode):
     if name in _PRODUCTS:
       at = _PRODUCTS[name]
       args = list(args)
-      args[at] = self._reorder(args[at])
+      args[at] = args[at].flip(-1)
       # A grouped product needs its weight to stay as it is laid out.
-      moved = self._reorder(args[at + 1].transpose(-1, -2))
-      args[at + 1] = moved.transpose(-1, -2)
+      flipped = args[at + 1].transpose(-1, -2).flip(-1)
+      args[at + 1] = flipped.transpose(-1, -2)
     return func(*args, **(kwargs or {}))
 
 

@@ -15,11 +15,11 @@ another order than the others.)
 
 Envelope (L1 to L3, the final state, and operations without a bound). The
 reference is run against itself under other legal orders: every contracting axis
-reversed, its halves exchanged, and every operation in float64. Let r be the
-largest difference of a tap from the native reference in any of them. Two legal
-runs lie within r of it each, so they lie within 2 r of one another: that is the
-limit. Selections and tokens follow the reference in all of these runs, so that
-a selection does not turn a rounding into another computation.
+reversed, and every operation in float64. Let r be the largest difference of a
+tap from the native reference in any of them. Two legal runs lie within r of it
+each, so they lie within 2 r of one another: that is the limit. Selections and
+tokens follow the reference in all of these runs, so that a selection does not
+turn a rounding into another computation.
 
 Margin (L0 and selections). Where our own selection differs from the
 reference's, the reference's scores of the two candidates must lie within twice

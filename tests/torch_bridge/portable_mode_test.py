@@ -80,7 +80,7 @@ class ModelsTest(parameterized.TestCase):
     forward, certificate = _run(lambda: model(ids).logits)
     self.assertTrue(certificate.complete)
     with torch.no_grad(), portable_mode.PortableMode():
-      with legal_orders.ReorderedContraction("reversed"):
+      with legal_orders.ReversedContraction():
         backward = model(ids).logits
     bits.assert_same_bits(
         tensor_bits.to_numpy(backward), tensor_bits.to_numpy(forward)

@@ -116,11 +116,12 @@ class CaptureTest(parameterized.TestCase):
           c.steps[1].taps["logits"], a.steps[1].taps["logits"]
       )
 
-  @parameterized.parameters(*legal_orders.ORDERS)
-  def test_a_legal_order_is_another_order(self, order):
+  def test_the_reversed_order_is_another_order(self):
     native = _reference().run(_PROMPTS, 0)
-    other = _reference().run(_PROMPTS, 0, arithmetic=order, given=native)
-    found = compare.compare(other, native)
+    reversed_ = _reference().run(
+        _PROMPTS, 0, arithmetic="reversed", given=native
+    )
+    found = compare.compare(reversed_, native)
     self.assertEqual(found.levels()["L4"], "beyond_rule")
     count = found.counts[(0, "attention.q_proj")]
     self.assertLess(count.max_ulp, 3)
