@@ -4,6 +4,7 @@ A device is not at hand here; what can be checked is that a record is whole,
 that its parts belong together, and that machines agree where they must.
 """
 
+import hashlib
 import json
 import pathlib
 
@@ -15,7 +16,9 @@ from moejax.numerics.packed import activation
 from moejax.protocols.performance import validate
 from moejax.protocols.route_block import request as request_lib
 
-_RECORDS = pathlib.Path(__file__).parents[2] / "experiments" / "records"
+_EXPERIMENTS = pathlib.Path(__file__).parents[2] / "experiments"
+_RECORDS = _EXPERIMENTS / "records"
+_CHECKPOINTS = _EXPERIMENTS / "checkpoints"
 _SURFACES = ("w13", "activation", "routed_w2", "final")
 
 
@@ -154,6 +157,45 @@ class SiluTest(absltest.TestCase):
     self.assertLen(promised, 6)
     for row in promised:
       self.assertEqual(row["digest"], contract[row["dtype"]], row)
+
+
+class TrainingTest(absltest.TestCase):
+
+  def test_the_shipped_models_are_the_recorded_ones(self):
+    names = []
+    for run in _read("training_h200.json")["runs"]:
+      record = run["record"]
+      names.append(record["name"])
+      folder = _CHECKPOINTS / record["name"]
+      self.assertEqual(
+          json.loads((folder / "training.json").read_text("utf-8")), record
+      )
+      sizes = {p.name: p.stat().st_size for p in folder.iterdir()}
+      self.assertLess(max(sizes.values()), 8e6)
+      self.assertLess(sum(sizes.values()), 10e6)
+      for name, digest in record["sha256"].items():
+        content = (folder / name).read_bytes()
+        self.assertEqual(hashlib.sha256(content).hexdigest(), digest, name)
+    self.assertEqual(names, ["small_deepseek_v4", "small_qwen3_moe"])
+
+  def test_both_languages_are_better_known_than_by_pairs_and_no_expert_is_dead(
+      self,
+  ):
+    for run in _read("training_h200.json")["runs"]:
+      record = run["record"]
+      self.assertTrue(record["complete"])
+      for language in ("en", "zh"):
+        found = record["validation"][language]["nats"]
+        self.assertLess(found, record["baselines"][language]["bigram"] - 0.9)
+      self.assertLen(record["experts"], 8)
+      for layer in record["experts"].values():
+        self.assertEqual(layer["dead"], [])
+        self.assertGreater(min(layer["load"]), 0.03)
+
+  def test_a_killed_run_went_on_with_the_same_losses(self):
+    resume = _read("training_h200.json")["resume"]
+    self.assertLen(resume["uninterrupted"], 60)
+    self.assertEqual(resume["resumed"], resume["uninterrupted"])
 
 
 class IncidenceTest(absltest.TestCase):
