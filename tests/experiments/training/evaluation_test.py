@@ -63,7 +63,9 @@ class EvaluationTest(absltest.TestCase):
     run = lambda t, seed: lib.generate(  # pylint: disable=g-long-lambda
         _Bigram(table), jnp.ones((), jnp.float32), [[1], [9, 9, 3]], 4, t, seed
     )
-    self.assertEqual(run(0.0, 0), [[1, 6, 31, 28, 13], [9, 9, 3, 16, 17, 22, 15]])
+    self.assertEqual(
+        run(0.0, 0), [[1, 6, 31, 28, 13], [9, 9, 3, 16, 17, 22, 15]]
+    )
     warm = run(1.0, 0)
     self.assertEqual(run(1.0, 0), warm)
     self.assertNotEqual(run(1.0, 1), warm)
