@@ -58,7 +58,7 @@ _TIME_LIMIT = flags.DEFINE_float(
 _CHECKPOINT_EVERY = flags.DEFINE_integer(
     "checkpoint_every", 10, "Calls between two checkpoints.", lower_bound=1
 )
-# These replace fields of the recipe; a run goes on under the same ones only.
+# These replace fields of the recipe; a run goes on under the same ones alone.
 _STEPS = flags.DEFINE_integer("steps", None, "Optimiser steps.")
 _BATCH = flags.DEFINE_integer("batch", None, "Sequences of a step.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a sequence.")

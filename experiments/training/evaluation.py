@@ -38,8 +38,7 @@ def token_nats(
   count = len(tokens) - 1
   if count < length:
     raise ValueError(f"{len(tokens)} tokens make no window of {length}.")
-  starts = np.arange(0, count, length)
-  starts = np.minimum(starts, count - length)  # The last one overlaps.
+  firsts = np.arange(0, count, length)  # Of what each window predicts.
   state = model.state(batch, length)
 
   @jax.jit
@@ -56,23 +55,19 @@ def token_nats(
     return nats, counts
 
   found = np.zeros(count, np.float32)
-  seen = np.zeros(count, bool)
   routes: dict[int, np.ndarray] = {}
-  for at in range(0, len(starts), batch):
-    some = starts[at : at + batch]
-    padded = np.concatenate([some, np.repeat(some[:1], batch - len(some))])
-    place = padded[:, None] + np.arange(length)
+  for at in range(0, len(firsts), batch):
+    some = firsts[at : at + batch]
+    # Rows behind the last window predict nothing.
+    some = np.pad(some, (0, batch - len(some)), constant_values=count)
+    # The last window begins early, and overlaps the one before it.
+    place = np.minimum(some, count - length)[:, None] + np.arange(length)
+    counted = place >= some[:, None]
     rows = tokens[np.concatenate([place, place[:, -1:] + 1], 1)]
-    counted = ~seen[place]
-    counted[len(some) :] = False
     nats, counts = run(params, rows.astype(np.int32), state, counted)
-    place, nats = place[: len(some)], np.asarray(nats)[: len(some)]
-    mask = counted[: len(some)]
-    found[place[mask]] = nats[mask]
-    seen[place[mask]] = True
+    found[place[counted]] = np.asarray(nats)[counted]
     for layer, c in counts.items():
       routes[layer] = routes.get(layer, 0) + np.asarray(c, np.int64)
-  assert seen.all()
   return found, routes
 
 

@@ -197,8 +197,18 @@ class WholeExperts(Experts):
     return tap("combine", out)
 
 
-def build(*args, **kwargs) -> Experts:
-  """Returns `Experts`, or `WholeExperts` where the operations have them."""
-  operations = kwargs.get("operations") or args[3]
+def build(
+    params: dict,
+    contract: combine.CombineContract,
+    layer: int,
+    operations: ops_lib.Operations,
+    **options,
+) -> Experts:
+  """Returns `Experts`, or `WholeExperts` where the operations have them.
+
+  Raises:
+    NotImplementedError: as the class does.
+  """
   whole = hasattr(operations, "moe_mlp")
-  return (WholeExperts if whole else Experts)(*args, **kwargs)
+  kind = WholeExperts if whole else Experts
+  return kind(params, contract, layer, operations, **options)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from moejax.contracts import named_combines
+from moejax.modules import experts
 from moejax.numerics import native_ops
 from moejax.training import operations
 from tests import bits
@@ -99,6 +101,26 @@ class FunctionTest(parameterized.TestCase):
     largest = float(np.abs(native_slope).max())
     np.testing.assert_allclose(slope, native_slope, atol=64 * rule * largest)
     self.assertGreater(largest, 1e-3)
+
+
+class WholeExpertsTest(absltest.TestCase):
+
+  def test_only_operations_that_have_them_and_only_their_combine(self):
+    weights = {
+        "gate_up": _values((4, 16, 8)), "down": _values((4, 8, 8), 1)
+    }
+    own = named_combines.named("transformers_grouped_mm")
+
+    def build(combine, ops, **options):
+      return experts.build(weights, combine, 0, ops, **options)
+
+    self.assertIs(type(build(own, _NATIVE)), experts.Experts)
+    self.assertIs(type(build(own, _OURS)), experts.WholeExperts)
+    other = named_combines.named("deepseek_reference")
+    with self.assertRaisesRegex(NotImplementedError, "deepseek_reference"):
+      build(other, _OURS)
+    with self.assertRaisesRegex(NotImplementedError, "wide=True"):
+      build(own, _OURS, wide=True)
 
 
 if __name__ == "__main__":
