@@ -40,7 +40,7 @@ def _no_zero_store(true, a, b, plan, contract, dtype):
 def _last_written_weight(true, gates, plan):
   """The gates of one token and expert go through one place of a map."""
   pos, top_k = plan.pos, plan.pos.shape[1]
-  expert = row_plan.expert_of_row(plan)[pos]
+  expert = jnp.searchsorted(plan.ends, pos, side="right")
   kept = gates
   for later in range(1, top_k):
     for slot in range(later):
