@@ -52,6 +52,10 @@ class RowPlanTest(parameterized.TestCase):
       self.assertTrue((np.diff(rows) == 1).all())
     bits.assert_same_bits(pos, lib.scatter_index_oracle(ids, 5))
 
+  def test_m20_slots_of_a_token_are_neighbours_in_order(self):
+    pos = lib.scatter_index(jnp.int32([[1, 1], [0, 2], [1, 0]]), 2)
+    np.testing.assert_array_equal(pos, [[2, 3], [0, 5], [4, 1]])
+
   @hp.given(seed=hps.integers(0, 2**16))
   def test_m20_counts_and_slots_are_those_of_the_definition(self, seed):
     ids = _ids(seed)
