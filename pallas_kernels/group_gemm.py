@@ -77,7 +77,7 @@ def group_gemm_same_nk(
   shape = (a.shape[0], num_n)
   launch.check_size("the output", shape)
   if memory is None:
-    fill = {"nan": jnp.nan, "zero": 0.0, "1e4": 1e4}[contract.unwritten]
+    fill = grouped_mlp.FILLS[contract.unwritten]
     memory = jnp.full(shape, fill, a.dtype)
   count = jnp.zeros((shape[0], pl.cdiv(num_n, config.tile_n)), jnp.int32)
   if not a.size or not num_n:

@@ -21,13 +21,14 @@ Layer: contracts. Imports contracts.
 """
 
 import dataclasses
+import math
 
 from moejax.contracts import document
 from moejax.contracts import packed_gemm
 
 CHAINS = ("native", "sequential", "portable", "mma16")
 BOUNDS = ("tile_list", "total_rows", "distinct", "limit")
-FILLS = ("nan", "zero", "1e4")
+FILLS = {"nan": math.nan, "zero": 0.0, "1e4": 1e4}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class GroupGemmContract:
   def __post_init__(self):
     document.check_types(self)
     for field, choices in (
-        ("chain", CHAINS), ("bound", BOUNDS), ("unwritten", FILLS)
+        ("chain", CHAINS), ("bound", BOUNDS), ("unwritten", tuple(FILLS))
     ):
       document.check_choice(
           "GroupGemmContract", field, getattr(self, field), choices
@@ -84,6 +85,20 @@ class GroupGemmContract:
           f" bound={self.bound!r} needs another chain."
       )
 
+  def reach(self, rows: int, tokens: int) -> int | None:
+    """Returns the bound on the rows of one expert; None if there is none.
+
+    Args:
+      rows: R of the grouped buffer.
+      tokens: T; read by bound "distinct" alone.
+    """
+    return {
+        "tile_list": None,
+        "total_rows": rows,
+        "distinct": tokens,
+        "limit": self.limit,
+    }[self.bound]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GroupedMlpContract:
@@ -101,8 +116,9 @@ class GroupedMlpContract:
       A <= L and -L <= B <= L, ties included, taken on the rounded A and B.
     functions: Who computes sigmoid: "native", the framework in float32;
       "portable", float64 rounded once to float32.
-    residuals: "save" or "recompute" what the backward pass can rebuild. The
-      bits are the same; the memory is not.
+    residuals: "save" or "recompute" what the backward pass can rebuild. Under
+      declared chains and portable functions the bits are the same; the memory
+      is not.
   """
 
   name: str = "native"

@@ -46,7 +46,8 @@ class DuplicateRoutesTest(absltest.TestCase):
     self.assertLen(right, 30)  # Six arms of five tensors.
     self.assertEqual(right[:15], ["True"] * 15)
     # y and the gradient of down alone survive each fill.
-    self.assertEqual(right[15:], ["True", "False", "False", "False", "True"] * 3)
+    survives = ["True", "False", "False", "False", "True"]
+    self.assertEqual(right[15:], survives * 3)
 
 
 if __name__ == "__main__":

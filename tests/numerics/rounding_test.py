@@ -159,6 +159,25 @@ class Bfloat16Test(chex.TestCase):
         fn(np.float32([1]), "truncate")
 
 
+class Float16Test(absltest.TestCase):
+
+  def test_integers_round_as_numpys_cast(self):
+    # Every float16 value with what lies beside it and half way to the next.
+    values = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    words = values.astype(np.float32).view(np.uint32)
+    steps = np.uint32([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
+    x = np.concatenate(
+        [(words[:, None] + steps).reshape(-1).view(np.float32),
+         _all_upper_halves()]
+    )
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+      wanted = x.astype(np.float16)
+    found = np.asarray(jax.jit(lib.f16_bits)(x))
+    nan = np.isnan(x)
+    bits.assert_same_bits(found[~nan], wanted[~nan].view(np.uint16))
+    self.assertEqual(set(found[nan].tolist()), {0x7E00, 0xFE00})
+
+
 class RoundTest(chex.TestCase):
 
   @parameterized.parameters(

@@ -5,78 +5,23 @@ normal numbers. That a device takes the same steps is shown on a device alone.
 Needs no accelerator.
 """
 
-import functools
-
 from absl.testing import absltest
-from absl.testing import parameterized
 import jax
 from jax.experimental import pallas as pl
 import jax.numpy as jnp
 import numpy as np
 
 from moejax.contracts import refusal
-from moejax.numerics.grouped import tiles
 from pallas_kernels import group_gemm as lib
 from pallas_kernels import launch
-from tests import bits
 from tests.numerics.grouped import group_gemm_suite as suite
+from tests.pallas_kernels import group_gemm_suite as kernel_suite
 
 _CONFIG = launch.LaunchConfig(interpret=True, tile_n=16)
 
 
-@functools.partial(jax.jit, static_argnames=("contract", "transpose_b"))
-def _same_nk(a, b, plan, contract, transpose_b=False, memory=None):
-  return lib.group_gemm_same_nk(
-      a, b, plan, contract, transpose_b=transpose_b, config=_CONFIG,
-      memory=memory,
-  )
-
-
-@functools.partial(jax.jit, static_argnames="contract")
-def _same_mn(a, b, plan, contract, memory=None):
-  return lib.group_gemm_same_mn(
-      a, b, plan, contract, config=_CONFIG, memory=memory
-  )
-
-
-class InterpreterTest(suite.GroupGemmSuite):
-  chains = (("bfloat16", "mma16"), ("float32", "sequential"))
-
-  def same_nk(self, a, b, plan, contract, transpose_b=False):
-    out, count = _same_nk(a, b, plan, contract, transpose_b)
-    wanted = tiles.coverage(
-        tiles.of_contract(plan, contract), a.shape[0], contract.block_rows
-    )
-    np.testing.assert_array_equal(
-        count, np.broadcast_to(np.asarray(wanted)[:, None], count.shape)
-    )
-    valid = int(plan.ends[-1])
-    # No tile owns a row without an expert; what reads it selects.
-    held = np.isnan(np.asarray(out[valid:], np.float32))
-    self.assertTrue(held.all() or contract.unwritten != "nan")
-    return jnp.asarray(np.where(
-        np.arange(a.shape[0])[:, None] < valid, out, np.zeros((), out.dtype)
-    ))
-
-  def same_mn(self, a, b, plan, contract, dtype=None):
-    return _same_mn(a, b, plan, contract)
-
-  @parameterized.parameters(("bfloat16", "mma16"), ("float32", "sequential"))
-  def test_m12_results_do_not_depend_on_what_memory_held(self, dtype, chain):
-    sizes = suite.SIZES["first_and_last_empty"]
-    plan, contract = suite.plan_of(sizes), suite.contract_of(chain)
-    a = jnp.asarray(suite.draw(suite.ROWS, 16, dtype=dtype))
-    b = jnp.asarray(suite.draw(5, 16, 16, dtype=dtype, seed=1))
-    rows, weights = [], []
-    for fill in (np.nan, 1e4):
-      memory = jnp.full((suite.ROWS, 16), fill, a.dtype)
-      rows.append(_same_nk(a, b, plan, contract, memory=memory)[0])
-      memory = jnp.full((5, 16, 16), fill, a.dtype)
-      weights.append(_same_mn(a, a, plan, contract, memory=memory))
-    bits.assert_same_bits(rows[0][:34], rows[1][:34])
-    bits.assert_same_bits(*weights)
-    for expert in (0, 4):
-      bits.assert_same_bits(weights[0][expert], np.zeros((16, 16), a.dtype))
+class InterpreterTest(kernel_suite.KernelSuite):
+  config = _CONFIG
 
 
 class OffsetTest(absltest.TestCase):

@@ -22,8 +22,6 @@ from moejax.numerics.grouped import row_plan
 from moejax.numerics.grouped import storage
 from moejax.numerics.grouped import tiles as tiles_lib
 
-FILLS = {"nan": float("nan"), "zero": 0.0, "1e4": 1e4}
-
 
 def group_gemm_same_nk(
     a: jax.Array,
@@ -49,8 +47,13 @@ def group_gemm_same_nk(
   Raises:
     ValueError: shapes or dtypes do not fit, or float64 is needed and off.
   """
-  _check("same_nk", a, b, plan.slot_of_row.shape[0], b.shape[2 if transpose_b
-                                                             else 1])
+  _check_dtypes(a, b)
+  contracted = b.shape[2 if transpose_b else 1]
+  if a.shape != (plan.slot_of_row.shape[0], contracted):
+    raise ValueError(
+        f"same_nk: a {a.shape} and b {b.shape} do not fit each other and a plan"
+        f" of {plan.slot_of_row.shape[0]} rows."
+    )
   if not a.shape[0]:
     return jnp.zeros((0, b.shape[1 if transpose_b else 2]), a.dtype)
   owned = jnp.arange(a.shape[0], dtype=jnp.int32) < plan.ends[-1]
@@ -84,7 +87,12 @@ def group_gemm_same_mn(
   Raises:
     ValueError: as for `group_gemm_same_nk`.
   """
-  _check("same_mn", a, b, plan.slot_of_row.shape[0], None)
+  _check_dtypes(a, b)
+  if {a.shape[0], b.shape[0]} != {plan.slot_of_row.shape[0]}:
+    raise ValueError(
+        f"same_mn: a {a.shape} and b {b.shape} do not fit each other and a plan"
+        f" of {plan.slot_of_row.shape[0]} rows."
+    )
   dtype = jnp.dtype(a.dtype if dtype is None else dtype)
   shape = (plan.counts.shape[0], a.shape[1], b.shape[1])
   if not a.shape[0]:
@@ -176,7 +184,8 @@ def _tiled(a, b, plan, contract, transpose_b: bool):
     matrices = jnp.swapaxes(matrices, 1, 2)
   out = chains.matmul(rows, matrices, chain, a.dtype.name)
   memory = jnp.full(
-      (a.shape[0], out.shape[-1]), FILLS[contract.unwritten], a.dtype
+      (a.shape[0], out.shape[-1]), grouped_mlp.FILLS[contract.unwritten],
+      a.dtype,
   )
   target = jnp.where(inside, index, jnp.int32(a.shape[0]))
   stored = moves.to_bits(memory).at[target].set(
@@ -210,13 +219,6 @@ def _row_chain(a, b, plan, contract, dtype):
   return chain.finish(acc, dtype.name)
 
 
-def _check(name: str, a, b, rows: int, contracted: int | None) -> None:
+def _check_dtypes(a, b) -> None:
   if a.dtype != b.dtype:
-    raise ValueError(f"{name}: operands of {a.dtype} and {b.dtype}.")
-  if a.shape[0] != rows or (
-      b.shape[0] != rows if contracted is None else a.shape[1] != contracted
-  ):
-    raise ValueError(
-        f"{name}: operands {a.shape} and {b.shape} do not fit each other and a"
-        f" plan of {rows} rows."
-    )
+    raise ValueError(f"a grouped GEMM of {a.dtype} and {b.dtype}.")

@@ -10,8 +10,6 @@ from moejax.numerics import rounding
 from moejax.numerics import sequential_ops
 from moejax.numerics.packed import mma16
 
-FILLS = {"nan": np.nan, "zero": 0.0, "1e4": 1e4}
-
 
 def same_nk_oracle(
     a: np.ndarray,
@@ -39,7 +37,7 @@ def same_nk_oracle(
   op = np.swapaxes(b, 1, 2) if transpose_b else b
   out = np.zeros((a.shape[0], op.shape[2]), a.dtype)
   for expert, rows, whole in _groups(counts, contract, reach):
-    out[whole] = np.array(FILLS[contract.unwritten]).astype(a.dtype)
+    out[whole] = np.array(grouped_mlp.FILLS[contract.unwritten]).astype(a.dtype)
     out[rows] = matmul_oracle(a[rows], op[expert], contract, a.dtype.name)
   return out
 

@@ -244,10 +244,11 @@ def _fc1_gradient(rows, d_gate, d_up, gate_up, plan, contract):
     )
 
   if contract.fc1_layout == "split":
-    parts = [nk(d, w) for d, w in zip(
-        (d_gate, d_up), _halves(gate_up), strict=True
-    )]
-    d_rows = storage.rounded(sum(map(storage.wide, parts)), dtype)
+    left, right = (
+        storage.wide(nk(d, weight))
+        for d, weight in zip((d_gate, d_up), _halves(gate_up), strict=True)
+    )
+    d_rows = storage.rounded(left + right, dtype)
     d_weights = (mn(d_gate), mn(d_up))
     return d_rows, d_weights if pair else moves.concatenate(d_weights, 1)
   both = moves.concatenate([d_gate, d_up], 1)

@@ -49,6 +49,7 @@ def moe_mlp_oracle(
   valid, hidden = int(counts.sum()), down.shape[2]
   wide = np.float64 if dtype == np.float64 else np.float32
   w13, w2 = (_rounded(w, dtype) for w in (gate_up, down))
+  sizes = (ids.size, ids.shape[0])
   halves = [slice(0, hidden), slice(hidden, 2 * hidden)]
   after = contract.weight_placement == "after_fc2"
 
@@ -61,13 +62,13 @@ def moe_mlp_oracle(
   def nk(a, b, gemm, transpose_b=False):
     return gemm_lib.same_nk_oracle(
         a, b, counts, gemm, transpose_b=transpose_b,
-        reach=_reach(gemm, ids),
+        reach=gemm.reach(*sizes),
     )
 
   def mn(a, b, weight):
     gemm = contract.wgrad
     return gemm_lib.same_mn_oracle(
-        a, b, counts, gemm, weight.dtype.name, reach=_reach(gemm, ids)
+        a, b, counts, gemm, weight.dtype.name, reach=gemm.reach(*sizes)
     )
 
   g = np.zeros((ids.size, 1), wide)
@@ -110,15 +111,6 @@ def moe_mlp_oracle(
       "d_fc2": d_fc2,
       "d_rows": d_rows,
   }
-
-
-def _reach(gemm, ids) -> int | None:
-  return {
-      "tile_list": None,
-      "total_rows": ids.size,
-      "distinct": ids.shape[0],
-      "limit": gemm.limit,
-  }[gemm.bound]
 
 
 def _rounded(x, dtype):

@@ -73,12 +73,6 @@ def of_positions(pos: jax.Array, counts: jax.Array) -> RowPlan:
   return RowPlan(pos, slots, counts, ends)
 
 
-def expert_of_row(plan: RowPlan) -> jax.Array:
-  """Returns the expert of each row, [row] int32; E where there is none."""
-  rows = jnp.arange(plan.slot_of_row.shape[0], dtype=jnp.int32)
-  return jnp.searchsorted(plan.ends, rows, side="right").astype(jnp.int32)
-
-
 def expert_histogram_oracle(ids: np.ndarray, num_experts: int) -> np.ndarray:
   """The definition: one count at a time."""
   counts = np.zeros(num_experts, np.int32)

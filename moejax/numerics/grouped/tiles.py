@@ -74,25 +74,10 @@ def of_contract(
     plan: row_plan.RowPlan, contract: grouped_mlp.GroupGemmContract
 ) -> Tiles:
   """Returns the tiles that a contract's bound launches."""
-  reach = reached_rows(plan, contract)
+  reach = contract.reach(plan.slot_of_row.shape[0], plan.pos.shape[0])
   if reach is None:
     return flattened(plan, contract.block_rows)
   return launch_grid(plan, reach, contract.block_rows)
-
-
-def reached_rows(
-    plan: row_plan.RowPlan, contract: grouped_mlp.GroupGemmContract
-) -> int | None:
-  """Returns the bound on the rows of one expert; None for a tile list.
-
-  From the rows of the plan itself, never from the shape of a forward operand.
-  """
-  return {
-      "tile_list": None,
-      "total_rows": plan.slot_of_row.shape[0],
-      "distinct": plan.pos.shape[0],
-      "limit": contract.limit,
-  }[contract.bound]
 
 
 def written_rows(
@@ -102,7 +87,7 @@ def written_rows(
 
   min(n_e, ceil(max_M / BM) BM).
   """
-  reach = reached_rows(plan, contract)
+  reach = contract.reach(plan.slot_of_row.shape[0], plan.pos.shape[0])
   if reach is None:
     return plan.counts
   block = contract.block_rows

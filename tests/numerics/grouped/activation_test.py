@@ -20,7 +20,7 @@ def _around(limit: float, dtype) -> np.ndarray:
   ends = np.array([-limit, limit]).astype(dtype)
   word = ends.view(f"u{ends.itemsize}")
   return np.concatenate([
-      (word + np.array(step, word.dtype)).view(ends.dtype)
+      (word.astype(np.int64) + step).astype(word.dtype).view(ends.dtype)
       for step in (-1, 0, 1)
   ])
 

@@ -103,20 +103,16 @@ def results(case: Problem, contract, form="") -> dict[str, np.ndarray]:
 
 @functools.partial(jax.jit, static_argnames="limit")
 def _dense(operands, ids, dy, limit):
-  hidden = operands[3].shape[2]
-
   def function(x, gates, gate_up, down):
-    y = jnp.zeros_like(x)
-    for expert in range(down.shape[0]):
-      gate, up = jnp.split(x @ gate_up[expert].T, [hidden], axis=1)
-      if limit is not None:
-        gate = jnp.where(gate <= limit, gate, limit)
-        inside = (up <= limit) & (up >= -limit)
-        up = jnp.where(inside, up, jnp.sign(up) * limit)
-      one_hot = (ids == expert).astype(gates.dtype)
-      weight = jnp.sum(one_hot * gates, axis=1, keepdims=True)
-      y = y + weight * ((gate * jax.nn.sigmoid(gate) * up) @ down[expert].T)
-    return y
+    one_hot = jax.nn.one_hot(ids, down.shape[0], dtype=gates.dtype)
+    weight = jnp.einsum("tk,tke->te", gates, one_hot)
+    gate, up = jnp.split(jnp.einsum("th,eih->tei", x, gate_up), 2, axis=2)
+    if limit is not None:
+      gate = jnp.where(gate <= limit, gate, limit)
+      inside = (up <= limit) & (up >= -limit)
+      up = jnp.where(inside, up, jnp.sign(up) * limit)
+    out = gate * jax.nn.sigmoid(gate) * up
+    return jnp.einsum("te,tei,ehi->th", weight, out, down)
 
   y, vjp = jax.vjp(function, *operands)
   return (y, *vjp(dy))

@@ -179,7 +179,7 @@ class GroupGemmSuite(parameterized.TestCase):
         sizes, 16, 16, dtype,
         contract_of(chain, bound="limit", limit=16, unwritten=fill), reach=16,
     )
-    held = np.array(definition.FILLS[fill]).astype(found.dtype)
+    held = np.array(grouped_mlp.FILLS[fill]).astype(found.dtype)
     bits.assert_same_bits(found[48], np.full(16, held))
     # INV-K: a weight gradient misses rows and stays finite.
     self.assertTrue(np.isfinite(weights.astype(np.float32)).all())

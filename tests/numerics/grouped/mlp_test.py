@@ -1,7 +1,8 @@
 """The expert MLP and its hand-written gradient, case by case.
 
 Every form (split, merged, eager; weight before and after fc2) against the dense
-reference, values and finiteness. Needs no accelerator.
+reference, values and finiteness. Most cases share one shape, so that they share
+programs; the others run three forms of the six. Needs no accelerator.
 """
 
 import dataclasses
@@ -20,6 +21,9 @@ from tests import bits
 from tests.numerics.grouped import cases
 
 _ONE = cases.one_expert
+_THREE = cases.FORMS[1:3] + cases.FORMS[4:5]
+# 6 tokens, 2 slots, 4 experts; 4 says none.
+_MIXED = np.int32([[0, 4], [4, 4], [2, 1], [4, 0], [1, 1], [2, 0]])
 
 
 def _distinct(seed, tokens, top_k, experts):
@@ -38,16 +42,16 @@ class FormsTest(parameterized.TestCase):
     case = cases.problem(
         _distinct(0, 24, 4, experts), experts=experts, embed=4, hidden=4
     )
-    # The eager form is a loop over experts: compiled for the smallest alone.
-    cases.assert_right(
-        case, forms=cases.FORMS if experts == 8 else cases.FORMS[:4]
-    )
+    cases.assert_right(case, forms=cases.FORMS if experts == 8 else _THREE)
 
-  def test_m11_partial_duplicates_and_more_slots_than_experts(self):
+  def test_m11_partial_duplicates(self):
+    cases.assert_right(cases.problem([[0, 0], [1, 2], [3, 3]] * 2))
+
+  def test_m11_more_slots_than_experts(self):
     ids = np.random.default_rng(0).integers(0, 3, (9, 5))
     ids[0] = 2
     case = cases.problem(ids, experts=3)
-    cases.assert_right(case)
+    cases.assert_right(case, forms=_THREE)
     # Every slot keeps its own gradient: equal for equal experts of a token.
     found = cases.results(case, grouped_mlp.GroupedMlpContract())["d_gates"]
     for slots, got in zip(case.ids, found, strict=True):
@@ -97,7 +101,7 @@ class FormsTest(parameterized.TestCase):
   )
   def test_m13_small_batches(self, ids, experts):
     case = cases.problem(ids, experts=experts)
-    cases.assert_right(case)
+    cases.assert_right(case, forms=_THREE)
     cases.assert_right(
         case, chain="sequential", forms=cases.FORMS[2:3], block_rows=16
     )
@@ -119,17 +123,16 @@ class FormsTest(parameterized.TestCase):
                        block_rows=2)
 
   def test_m16_gates_of_zero_negative_and_tiny(self):
-    ids = np.int32([[0, 1], [1, 1], [2, 3], [3, 0]])
+    ids = np.int32([[0, 1], [1, 1], [2, 3], [3, 0], [2, 2], [0, 3]])
     for gates in (0.0, -0.5, 1e-30):
-      case = cases.problem(ids, gates=np.full((4, 2), gates))
+      case = cases.problem(ids, gates=np.full((6, 2), gates))
       cases.assert_right(case)
-    mixed = np.float64([[0, -1], [1e-30, 2], [-3, 0], [0, 0]])
+    mixed = np.float64([[0, -1], [1e-30, 2], [-3, 0], [0, 0], [1, 1], [0, 9]])
     cases.assert_right(cases.problem(ids, gates=mixed))
 
   @parameterized.parameters("nan", "finite")
   def test_m18_slots_without_an_expert(self, kind):
-    ids = np.int32([[0, 4], [4, 4], [2, 1], [4, 0], [1, 1]])
-    case = cases.problem(ids)
+    ids, case = _MIXED, cases.problem(_MIXED)
     wanted = cases.reference(case)
     if kind == "nan":  # Neither the gates nor the rows of these may be read.
       gates = np.where(ids == 4, np.nan, case.gates)
@@ -157,8 +160,8 @@ class FormsTest(parameterized.TestCase):
       up = (1 + np.exp(-1.0))
       case = cases.Problem(
           np.float64([[1.0, 0.0]]), np.ones((1, 2)),
-          np.float64([[[1, 0], [up, 0]]]), np.float64([output]).reshape(1, 2, 1),
-          ids, np.ones((1, 2)),
+          np.float64([[[1, 0], [up, 0]]]), np.reshape(output, (1, 2, 1)), ids,
+          np.ones((1, 2)),
       )
       total += cases.results(case, grouped_mlp.GroupedMlpContract())["d_gates"]
     np.testing.assert_allclose(total, [[3, 4]], rtol=1e-14)
@@ -266,7 +269,7 @@ class NumericsTest(parameterized.TestCase):
 
   @parameterized.parameters(*cases.FORMS[:4])
   def test_m27_levels_agree(self, *form):
-    case = cases.problem(np.random.default_rng(2).integers(0, 5, (12, 3)))
+    case = cases.problem(_MIXED, seed=2)
     contract = cases.contract_of("native", form)
     level_2 = cases.results(case, contract)
     self.assertEmpty(
@@ -300,18 +303,21 @@ class NumericsTest(parameterized.TestCase):
         )
 
   def test_the_pair_of_gate_and_up_is_the_merged_matrix(self):
-    case = cases.problem(np.int32([[0, 1], [2, 2]]))
-    gate, up = np.split(case.gate_up, 2, axis=1)
+    case = cases.problem(_MIXED, dtype="float32")
+    x, gates, whole, down = case.operands
+    pair = tuple(np.split(whole, 2, axis=1))
     for layout in ("split", "merged"):
-      contract = grouped_mlp.GroupedMlpContract(fc1_layout=layout)
-      x, gates, whole, down = case.operands
+      operation = _operation(
+          case,
+          grouped_mlp.of_chain("portable", fc1_layout=layout, block_rows=8),
+      )
 
       @jax.jit
-      def run(gate_up, operation=_operation(case, contract)):
+      def run(gate_up, operation=operation):
         y, vjp = jax.vjp(operation, x, gates, gate_up, down)
         return y, vjp(jnp.asarray(case.dy))[2]
 
-      (y, d_pair), (wanted, d_whole) = run((gate, up)), run(whole)
+      (y, d_pair), (wanted, d_whole) = run(pair), run(whole)
       bits.assert_same_bits(y, wanted)
       bits.assert_same_bits(np.concatenate(d_pair, axis=1), d_whole)
 
