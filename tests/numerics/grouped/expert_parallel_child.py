@@ -1,9 +1,11 @@
-"""Runs expert parallelism on several devices of a CPU; prints what is equal.
+"""Runs expert parallelism on the devices there are; prints what is equal.
 
-Started by `expert_parallel_test.py` with a flag that makes the devices.
+Started by `expert_parallel_test.py` with a flag that makes devices of a CPU; on
+a machine with two accelerators or more it runs as it is.
 """
 
 import functools
+import itertools
 import json
 
 import jax
@@ -17,6 +19,10 @@ from tests.numerics.grouped import cases
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+CHAINS = ("sequential", "portable")
+PLACEMENTS = ("before_fc2", "after_fc2")
+SHARDS = (2, 4)
 
 
 def _ids() -> np.ndarray:
@@ -35,14 +41,14 @@ def _run(function, case):
 
 def main():
   case = cases.problem(_ids(), experts=8, dtype="bfloat16", weights="float32")
-  for placement in ("before_fc2", "after_fc2"):
+  for chain, placement in itertools.product(CHAINS, PLACEMENTS):
     contract = grouped_mlp.of_chain(
-        "sequential", weight_placement=placement, block_rows=8
+        chain, weight_placement=placement, block_rows=8
     )
     one = jax.jit(lambda c=contract: _run(
         lambda *a: mlp.moe_mlp(*a, jnp.asarray(case.ids), c), case
     ))()
-    for shards in (2, 4):
+    for shards in (n for n in SHARDS if n <= jax.device_count()):
       mesh = jax.sharding.Mesh(np.array(jax.devices()[:shards]), ("expert",))
       spec = jax.sharding.PartitionSpec("expert")
       sharded = jax.shard_map(
@@ -59,7 +65,8 @@ def main():
           for name, a, b in zip(cases.NAMES, many, one, strict=True)
       }
       print(json.dumps({
-          "placement": placement, "shards": shards, "same": same,
+          "chain": chain, "placement": placement, "shards": shards,
+          "device": jax.devices()[0].device_kind, "same": same,
           "moved": bool(np.any(np.asarray(one[1]) != 0)),
       }))
 

@@ -3,6 +3,7 @@
 Needs no accelerator.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 
 from moejax.numerics.grouped import expert_parallel as lib
 from tests.numerics.grouped import cases
+from tests.numerics.grouped import expert_parallel_child as child
 
 
 class ExpertParallelTest(parameterized.TestCase):
@@ -30,8 +32,8 @@ class ExpertParallelTest(parameterized.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])
     found = [json.loads(line) for line in done.stdout.splitlines()]
     self.assertEqual(
-        [(f["placement"], f["shards"]) for f in found],
-        [(p, s) for p in ("before_fc2", "after_fc2") for s in (2, 4)],
+        [(f["chain"], f["placement"], f["shards"]) for f in found],
+        list(itertools.product(child.CHAINS, child.PLACEMENTS, child.SHARDS)),
     )
     for each in found:
       self.assertEqual(each["same"], dict.fromkeys(cases.NAMES, True), each)
