@@ -17,9 +17,9 @@ import pathlib
 
 from absl import flags
 
-from experiments import pallas_backend
 from experiments.support import binary
 from experiments.support import environment
+from experiments.support import pallas_backend
 from experiments.support import progress
 from moejax.contracts import refusal
 from moejax.protocols import packed_fixture

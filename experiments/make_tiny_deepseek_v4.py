@@ -1,7 +1,7 @@
 """Makes the tiny DeepSeek-V4 checkpoint that ships with the project.
 
 Whoever doubts the shipped weights can remake them with one command and compare
-the digests. All the work is in tiny_deepseek_v4.
+the digests. All the work is in experiments/tiny/deepseek_v4.py.
 
   python -m experiments.make_tiny_deepseek_v4
 
@@ -15,7 +15,7 @@ import pathlib
 from absl import app
 from absl import flags
 
-from experiments import tiny_deepseek_v4
+from experiments.tiny import deepseek_v4 as tiny_deepseek_v4
 
 _OUT = flags.DEFINE_string(
     "out",

@@ -2,7 +2,7 @@
 
 Why this file exists: whoever doubts the shipped weights can remake them with
 one command and compare the digests, and whoever changes the text or the spread
-of the weights has one place to turn. All the work is in tiny_qwen3_moe.
+of the weights has one place to turn: experiments/tiny/qwen3_moe.py.
 
   python -m experiments.make_tiny_qwen3_moe
 
@@ -16,7 +16,7 @@ import pathlib
 from absl import app
 from absl import flags
 
-from experiments import tiny_qwen3_moe
+from experiments.tiny import qwen3_moe as tiny_qwen3_moe
 
 _OUT = flags.DEFINE_string(
   "out",

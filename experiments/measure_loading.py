@@ -23,7 +23,7 @@ from absl import flags
 
 from experiments.support import binary
 from experiments.support import environment
-from experiments import synthetic_deepseek_v4
+from experiments.tiny import synthetic_deepseek_v4
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import parameters
 from torch_bridge.hf.deepseek_v4 import names

@@ -5,7 +5,9 @@
 Takes digests of the raw tensors anew, derives fixture, plans, memberships and
 schedules from the request, checks treatments, grids and identities, asks for
 equal outcomes of all replicates, and checks the relations of the seven arms.
---replay also computes each plan and grid on the oracle and compares all bits.
+--replay also computes each plan and grid on the oracle and compares all bits;
+--against names a study of the same request on another backend, whose raw
+tensors must have the same bits, and may be given several times.
 Ends with one JSON document. --out names a folder for the route_block_*.tsv
 tables of an accepted study.
 
@@ -18,6 +20,7 @@ import os
 from absl import flags
 
 from experiments.support import binary
+from experiments.support import environment
 from experiments.support import progress
 from experiments.support import study_backends
 from moejax.contracts import refusal
@@ -37,6 +40,9 @@ _BINARY = flags.DEFINE_string(
 _REPLAY = flags.DEFINE_bool(
     "replay", False, "Computes each outcome anew on the oracle."
 )
+_AGAINST = flags.DEFINE_multi_string(
+    "against", [], "Folder of a study of the same request to compare with."
+)
 _WORKERS = flags.DEFINE_integer(
     "workers", os.cpu_count(), "Processes that run the oracle.", lower_bound=1
 )
@@ -51,8 +57,8 @@ def main() -> int:
     replay = study_backends.oracle_cells(_WORKERS.value)
   with progress.stages() as report:
     found = score.score(
-        _STUDY.value, _SOURCE.value or study_backends.source(), _BINARY.value,
-        replay, report,
+        _STUDY.value, _SOURCE.value or environment.source(), _BINARY.value,
+        replay, report, _AGAINST.value,
     )
   if found["accepted"] and _OUT.value:
     tables.write(found, _OUT.value)

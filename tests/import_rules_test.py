@@ -44,6 +44,8 @@ _ONLY_IN = {  # Third-party package -> the layers that may see it.
     "torch.load": (),
 }
 _NO_JAX = ("moejax.contracts",)
+# One file a job, named by its command: as many as there are jobs.
+_BINARIES = _ROOT / "experiments"
 _MAX_FILES, _MAX_LINES, _MAX_KERNEL_LINES = 15, 400, 450
 
 
@@ -120,13 +122,25 @@ class ImportRulesTest(parameterized.TestCase):
 
   @parameterized.parameters(*(layer for layer, _ in _LAYERS))
   def test_folders_and_files_stay_small(self, layer):
-    paths = sorted((_ROOT / layer.replace(".", "/")).glob("*.py"))
-    named = [p for p in paths if p.name != "__init__.py"]
-    self.assertLessEqual(len(named), _MAX_FILES, [p.name for p in named])
+    top = _ROOT / layer.replace(".", "/")
     limit = _MAX_KERNEL_LINES if layer == "pallas_kernels" else _MAX_LINES
-    for path in paths:
-      lines = len(path.read_text("utf-8").splitlines())
-      self.assertLessEqual(lines, limit, f"{path.name} has {lines} lines")
+    for folder in (top, *(p for p in top.rglob("*") if p.is_dir())):
+      paths = sorted(folder.glob("*.py"))
+      named = [p.name for p in paths if p.name != "__init__.py"]
+      if folder != _BINARIES:
+        self.assertLessEqual(len(named), _MAX_FILES, named)
+      for path in paths:
+        lines = len(path.read_text("utf-8").splitlines())
+        self.assertLessEqual(lines, limit, f"{path.name} has {lines} lines")
+
+  def test_the_folder_of_binaries_holds_nothing_else(self):
+    for path in sorted(_BINARIES.glob("*.py")):
+      if path.name != "__init__.py":
+        self.assertRegex(
+            path.read_text("utf-8"),
+            r'\nif __name__ == "__main__":\n  (binary|app)\.run\(main\)\n$',
+            path.name,
+        )
 
   def test_the_root_holds_what_it_should(self):
     allowed = {

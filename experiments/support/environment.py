@@ -1,4 +1,4 @@
-"""Where a run happened: versions, device, commit, compiler flags.
+"""Where a run happened: versions, device, commit, source, compiler flags.
 
 A result that cannot name its environment cannot be repeated. Environment
 variables are recorded here and read nowhere.
@@ -14,6 +14,8 @@ import subprocess
 
 import jax
 
+from moejax.protocols.route_block import identity
+
 _PACKAGES = (
     "jax",
     "jaxlib",
@@ -25,6 +27,7 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
+_SOURCE_PACKAGES = ("moejax", "pallas_kernels", "torch_bridge", "experiments")
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -40,9 +43,15 @@ def describe() -> dict:
       "driver": getattr(device.client, "platform_version", None),
       "packages": {name: _version(name) for name in _PACKAGES},
       "commit": _commit(),
+      "source": source(),
       "xla_flags": os.environ.get("XLA_FLAGS", ""),
       "x64": bool(jax.config.jax_enable_x64),
   }
+
+
+def source() -> str:
+  """Returns the digest of the source files that run, committed or not."""
+  return identity.source(_ROOT, _SOURCE_PACKAGES)
 
 
 def _version(package: str) -> str | None:

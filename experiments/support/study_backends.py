@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from experiments import pallas_backend
 from experiments.support import environment
+from experiments.support import pallas_backend
 from moejax.contracts import refusal
 from moejax.numerics.packed import oracle
 from moejax.protocols import packed_fixture
@@ -23,18 +23,11 @@ from moejax.protocols.route_block import request as request_lib
 from moejax.protocols.route_block import study
 from torch_bridge import awq_bits
 
-_SOURCE_PACKAGES = ("moejax", "pallas_kernels", "torch_bridge", "experiments")
-_ROOT = pathlib.Path(__file__).parents[2]
 _OUR_BINARIES = {
     "oracle": ("numpy", "ml_dtypes"),
     "pallas": ("numpy", "ml_dtypes", "jaxlib"),
     "vllm": ("numpy", "ml_dtypes"),
 }
-
-
-def source() -> str:
-  """Returns the digest of the source files that run now."""
-  return identity.source(_ROOT, _SOURCE_PACKAGES)
 
 
 def maker(
@@ -75,7 +68,7 @@ def maker(
       "vllm": lambda: device_cells(_vllm(moe_extension, ops_extension)),
   }[backend]()
   return study.Maker(
-      backend, compute, _binary(backend, extensions), source,
+      backend, compute, _binary(backend, extensions), environment.source,
       environment.describe(),
   )
 

@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import absltest
 import numpy as np
 
-from experiments import pallas_backend
+from experiments.support import pallas_backend
 from moejax.contracts import refusal
 from moejax.protocols import packed_fixture
 from pallas_kernels import launch

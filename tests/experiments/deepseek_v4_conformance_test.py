@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from experiments.support import shipped
-from experiments import tiny_deepseek_v4
+from experiments.tiny import deepseek_v4 as tiny_deepseek_v4
 
 _ROOT = pathlib.Path(__file__).parents[2]
 

@@ -11,7 +11,8 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax
 
-from experiments import pallas_backend
+from experiments.support import environment
+from experiments.support import pallas_backend
 from experiments.support import study_backends
 from moejax.contracts import document
 from moejax.contracts import refusal
@@ -57,13 +58,15 @@ class ProgramsTest(absltest.TestCase):
     code, stdout, stderr = _program(
         "score_route_block", f"--study={place}", f"--out={out}",
         f"--binary={run['binary']['digest']}", "--replay", "--workers=1",
+        f"--against={place}",
     )
     self.assertEqual(code, 0, stderr)
     found = json.loads(stdout.splitlines()[-1])
     self.assertEqual(found["schema"], "route_block_score/1")
     self.assertTrue(found["accepted"] and found["binary_pinned"])
     self.assertTrue(found["replayed"])
-    self.assertEqual(found["source"], study_backends.source())
+    self.assertEqual(found["agreement"][0]["backend"], "oracle")
+    self.assertEqual(found["source"], environment.source())
     self.assertCountEqual((p.name for p in out.iterdir()), tables.NAMES)
 
     raw = next((place / store.RAW).iterdir())
@@ -163,7 +166,7 @@ class BackendsTest(parameterized.TestCase):
       place = pathlib.Path(folder) / "study"
       study.run(request, maker, place)
       found = score.score(
-          place, study_backends.source(), maker.binary["digest"]
+          place, environment.source(), maker.binary["digest"]
       )
     self.assertTrue(found["accepted"], found["detail"])
 

@@ -25,8 +25,8 @@ import transformers
 
 from experiments.support import shipped
 from experiments.tiny import checkpoint_folder
-from experiments import tiny_deepseek_v4
-from experiments import tiny_qwen3_moe
+from experiments.tiny import deepseek_v4 as tiny_deepseek_v4
+from experiments.tiny import qwen3_moe as tiny_qwen3_moe
 from moejax.contracts import refusal
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import parameters

@@ -25,8 +25,8 @@ import numpy as np
 import safetensors.numpy
 
 from experiments.tiny import checkpoint_folder
+from experiments.tiny import qwen3_moe as tiny_qwen3_moe
 from experiments.tiny import tokenizer
-from experiments import tiny_qwen3_moe
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SHIPPED = tiny_qwen3_moe.SHIPPED

@@ -42,6 +42,7 @@ REASONS = (
     "consequences",
     "relation",
     "oracle",
+    "agreement",
 )
 
 

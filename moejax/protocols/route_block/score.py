@@ -7,11 +7,13 @@ Layer: protocols.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
 from moejax.contracts import document
 from moejax.contracts import refusal
+from moejax.protocols.route_block import agreement
 from moejax.protocols.route_block import checks
 from moejax.protocols.route_block import fixture as fixture_lib
 from moejax.protocols.route_block import identity
@@ -34,6 +36,7 @@ def score(
     binary: str = "",
     replay: study_lib.Compute | None = None,
     progress: Callable[[str, int, int], None] = lambda *_: None,
+    against: Sequence[str | pathlib.Path] = (),
 ) -> dict[str, Any]:
   """Returns the score as JSON values.
 
@@ -46,6 +49,8 @@ def score(
     replay: The oracle, to compute each outcome anew and compare it in bits;
       None leaves that out, and the score says so.
     progress: Told (stage, done, of how many).
+    against: Studies of the same request on other backends, whose raw tensors
+      must have the same bits.
 
   Returns:
     "accepted"; "reason" and "detail" of a rejection, else null; and, as far as
@@ -53,7 +58,8 @@ def score(
     that moved between the histories.
 
   Raises:
-    HarnessError: the folder is no study of this schema.
+    HarnessError: the folder is no study of this schema, or one of `against`
+      is none of the same request.
   """
   place = pathlib.Path(folder)
   manifest = _manifest(place)
@@ -70,6 +76,7 @@ def score(
       "binary_pinned": bool(binary),
       "replayed": replay is not None,
       "cells": len(request.cells()),
+      "agreement": [],
   }
   made = fixture_lib.make(request)
   try:
@@ -84,6 +91,10 @@ def score(
     relations.consequences(request, outcomes)
     if replay is not None:
       _replay(request, made, outcomes, replay, progress)
+    for number, other in enumerate(against, 1):
+      found["agreement"].append(agreement.count(request, place, other))
+      progress("agreement", number, len(against))
+    _agreed(found["agreement"])
   except checks.Rejected as error:
     return found | {"reason": error.reason, "detail": error.detail}
   return found | {"accepted": True} | _shown(outcomes)
@@ -158,6 +169,16 @@ def _replay(request, made, outcomes, compute, progress) -> None:
             f"{arm} {history}: {', '.join(names)} is not the oracle's.",
         )
     progress("oracle", number, len(jobs))
+
+
+def _agreed(counts: Sequence[dict[str, Any]]) -> None:
+  for count in counts:
+    if count["first"] is not None:
+      raise checks.Rejected(
+          "agreement",
+          f"{sum(count['differing'].values())} elements are not those of"
+          f" {count['backend']}; first {count['first']}.",
+      )
 
 
 def _identities(manifest, source: str, binary: str) -> None:

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 import ml_dtypes
 import numpy as np
 
-from experiments import synthetic_deepseek_v4
+from experiments.tiny import synthetic_deepseek_v4
 from moejax.modules.deepseek_v4 import config as config_lib
 from moejax.modules.deepseek_v4 import parameters
 from tests import bits

@@ -23,8 +23,8 @@ import pathlib
 
 import numpy as np
 
-from experiments import tiny_qwen3_moe
 from experiments.tiny import checkpoint_folder
+from experiments.tiny import qwen3_moe as tiny_qwen3_moe
 from experiments.tiny import seeded_weights
 from experiments.tiny import tokenizer
 from moejax.modules import config as base_config
@@ -35,7 +35,7 @@ from torch_bridge.hf.deepseek_v4 import names
 # The first from 20261130 on with which the six shipped prompts go on without an
 # exact tie of the two best tokens, with eager and with grouped_mm experts.
 SEED = 20261136
-SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_deepseek_v4"
+SHIPPED = pathlib.Path(__file__).parents[1] / "checkpoints" / "tiny_deepseek_v4"
 
 # Written by hand. They live in the shipped folder and are copied from there.
 SOURCES = ("README.md", "prompts_by_length.json")

@@ -18,7 +18,7 @@ from experiments.tiny import seeded_weights
 from experiments.tiny import tokenizer
 
 SEED = 20260722
-SHIPPED = pathlib.Path(__file__).parent / "checkpoints" / "tiny_qwen3_moe"
+SHIPPED = pathlib.Path(__file__).parents[1] / "checkpoints" / "tiny_qwen3_moe"
 
 # Written by hand. They live in the shipped folder and are copied from there.
 SOURCES = ("README.md", "corpus.txt", "prompts.json")
