@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from moejax.numerics import moves
 
@@ -39,7 +40,8 @@ class Moves:
       num_experts: Of the layer.
     """
     del num_experts
-    return jnp.repeat(x, ids.shape[1], axis=0)
+    tokens, top_k = ids.shape
+    return moves.take_rows(x, np.arange(tokens).repeat(top_k))
 
   def pick(self, x: jax.Array, ids: jax.Array) -> jax.Array:
     """x[..., ids] along the last axis, ids without repetition."""

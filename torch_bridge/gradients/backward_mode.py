@@ -27,6 +27,15 @@ class BackwardMode(base.PortableMode):
   def __init__(self, certificate: certificate_lib.Certificate | None = None):
     super().__init__(gradient_oracle.GradientOracle(certificate))
 
+  def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    if func is torch.ops.aten.sort.default and not args[0].is_floating_point():
+      # Rows of one expert: which comes first is left open, so the lower index.
+      axis, falling = (*args[1:], *(-1, False)[len(args) - 1 :])
+      return torch.ops.aten.sort.stable(
+          args[0], stable=True, dim=axis, descending=falling
+      )
+    return super().__torch_dispatch__(func, types, args, kwargs)
+
 
 def _add(oracle, args, kwargs):
   alpha = kwargs.get("alpha", 1)

@@ -90,7 +90,16 @@ def run(
       gradient is not declared.
   """
   subject = _subject(request)
-  tokens = _tokens(request, subject)
+  return run_tokens(request, subject, _tokens(request, subject), operations)
+
+
+def run_tokens(
+    request: Request,
+    subject: subject_lib.Subject,
+    tokens: np.ndarray,
+    operations: Callable = differentiable_ops.DifferentiableOperations,
+) -> dict:
+  """`run`, on given [batch, token] ids and on weights of the wanted dtype."""
   reference = torch_reference.TransformersReference(
       request.checkpoint, request.experts_implementation
   )

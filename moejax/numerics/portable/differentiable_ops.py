@@ -147,13 +147,12 @@ class DifferentiableOperations:
 
   def mean_back(self, g, operands, result, needed):
     shape = operands[0].shape
-    g = jnp.broadcast_to(g, shape)
-    return (self.plain.divide(g, jnp.float64(shape[-1])),)
+    return (self.plain.divide(_spread(g, shape), jnp.float64(shape[-1])),)
 
   def sum(self, x, site):
     return with_gradients.run(
         lambda x: self.plain.sum(x, site),
-        lambda g, operands, *_: (jnp.broadcast_to(g, operands[0].shape),),
+        lambda g, operands, *_: (_spread(g, operands[0].shape),),
         (x,),
     )
 
@@ -270,9 +269,7 @@ class DifferentiableOperations:
   def combine(self, terms, expert_ids, contract, layer):
     return with_gradients.run(
         lambda t: self.plain.combine(t, expert_ids, contract, layer),
-        lambda g, operands, *_: (
-            jnp.broadcast_to(g[:, None], operands[0].shape),
-        ),
+        lambda g, operands, *_: (_spread(g[:, None], operands[0].shape),),
         (terms,),
     )
 
@@ -285,6 +282,11 @@ class DifferentiableOperations:
   sqrt = _refusing("sqrt")
   sinkhorn = _refusing("sinkhorn")
   simulate_quantization = _refusing("simulate_quantization")
+
+
+def _spread(x, shape):
+  """Repeats values by their bits: XLA on a CPU flushes bfloat16 subnormals."""
+  return jnp.asarray(np.broadcast_to(np.asarray(x), shape))
 
 
 def loss(
