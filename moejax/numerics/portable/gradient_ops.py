@@ -6,6 +6,9 @@ moved on the host, by their bits.
 Layer: numerics.
 """
 
+import math
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -62,13 +65,62 @@ def _quotient(x, factor, y, z):
   return _positive_zero(x + change), error_bounds.fused(x, change, jnp)
 
 
+def _padded(size: int) -> int:
+  return max(_SHORTEST, 1 << max(size - 1, 0).bit_length())
+
+
+def _flat(x, shape, size, padded):
+  """One axis of `padded` elements; a scalar stays one."""
+  if not x.ndim:
+    return x
+  out = np.ones(padded, x.dtype)
+  out[:size] = np.broadcast_to(np.asarray(x), shape).reshape(-1)
+  return jnp.asarray(out)
+
+
 def _lerp(x, y, weight):
   value = x + weight * (y - x)
   return _positive_zero(value), error_bounds.lerp(x, y, weight, jnp)
 
 
+# Each element of the result depends on one element of each operand.
+_ELEMENTWISE = frozenset(
+    "add multiply divide rsqrt silu sqrt cube silu_backward fused lerp".split()
+)
+_SHORTEST = 1024
+
+
 class PortableGradientOps(portable_ops.PortableOperations):
-  """Portable operations, and those that only gradients and optimisers need."""
+  """Portable operations, and those that only gradients and optimisers need.
+
+  A step has many shapes and every one compiles anew. So elementwise operations
+  run on one axis, padded with ones to a power of two.
+  """
+
+  def _run(self, name, operands, dtype, element=None, value=None):
+    shape = ()
+    if name in _ELEMENTWISE:
+      shape = np.broadcast_shapes(*(x.shape for x in operands))
+    if not shape or any(isinstance(x, jax.core.Tracer) for x in operands):
+      return super()._run(name, operands, dtype, element, value)
+    size = math.prod(shape)
+    padded = _padded(size)
+    out = super()._run(
+        name,
+        tuple(_flat(x, shape, size, padded) for x in operands),
+        dtype,
+        element,
+        value,
+    )
+    self.certificate.note(name, size - padded)  # Padding is no result.
+    return jnp.asarray(np.asarray(out)[:size].reshape(shape))
+
+  def cast(self, x, dtype):
+    x = jnp.asarray(x)
+    if x.dtype == dtype or not x.ndim or isinstance(x, jax.core.Tracer):
+      return super().cast(x, dtype)
+    out = super().cast(_flat(x, x.shape, x.size, _padded(x.size)), dtype)
+    return jnp.asarray(np.asarray(out)[: x.size].reshape(x.shape))
 
   def negate(self, x):
     """-x, which rounds nothing."""

@@ -8,10 +8,14 @@ of the other sign, would show.
 import dataclasses
 import json
 
+from unittest import mock
+
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import jax.numpy as jnp
 
+from moejax.contracts.gradients import backward
 from moejax.contracts import refusal
 from moejax.numerics.portable import declared_gradients
 from moejax.numerics.portable import differentiable_ops
@@ -19,7 +23,6 @@ from moejax.numerics.portable import first_step
 from moejax.protocols.gradients import places
 from tests.torch_bridge.gradients import tiny_steps
 from torch_bridge.gradients import comparison
-from unittest import mock
 
 _IMPLEMENTATIONS = ("eager", "grouped_mm", "batched_mm")
 _LAST = "layers.2"
@@ -55,7 +58,7 @@ class SameBitsTest(parameterized.TestCase):
       dict(tie_word_embeddings=True),
       dict(norm_topk_prob=False),
       dict(attention_bias=True),
-      dict(num_key_value_heads=4),
+      dict(num_key_value_heads=2),
       # Token 1 is that of padding: its row has no gradient.
       dict(pad_token_id=1),
   )
@@ -138,13 +141,13 @@ class PlantedFaultTest(parameterized.TestCase):
       ("square", _OPS, "square_back", _square_of_two, "cotangent",
        f"{_LAST}.output", "square"),
       ("step", first_step, "updated", _no_decay, "updated", "lm_head",
-       "optimiser"),
+       "optimiser", "float32"),  # bfloat16 does not show a decay of 1e-4.
   )
   def test_is_the_first_difference(
-      self, owner, method, fault, kind, name, rule
+      self, owner, method, fault, kind, name, rule, dtype="bfloat16"
   ):
     with mock.patch.object(owner, method, fault):
-      document = tiny_steps.compare("bfloat16", kind="adamw")
+      document = tiny_steps.compare(dtype, kind="adamw")
     first = document["first_difference"]
     self.assertEqual((first["kind"], first["name"]), (kind, name))
     self.assertIn(rule, first["rules"])
@@ -155,14 +158,12 @@ class PlantedFaultTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("eager", "transformers_grouped_mm", "mlp_norm.output"),
-      ("eager", "transformers_batched_mm", "moe.gate_up"),
+      ("eager", "transformers_batched_mm", "moe.down"),
       ("batched_mm", "transformers_grouped_mm", "moe.down"),
   )
   def test_the_graph_of_another_implementation_is_seen(
       self, implementation, wrong, name
   ):
-    from moejax.contracts.gradients import backward
-
     def operations(contract, certificate, padding):
       del contract
       return _OPS(backward.named(wrong), certificate, padding)
@@ -188,14 +189,12 @@ class PlantedFaultTest(parameterized.TestCase):
 class RefusalTest(absltest.TestCase):
 
   def test_an_operation_without_a_rule(self):
-    ops = _OPS(_CONTRACT)
+    ops = _OPS(backward.named("transformers_eager"))
     with self.assertRaisesRegex(refusal.UnsupportedError, "softplus has no"):
-      _gradient(ops.softplus)
+      jax.vjp(ops.softplus, jnp.ones(2, jnp.float32))
 
   def test_being_traced(self):
-    import jax
-
-    ops = _OPS(_CONTRACT)
+    ops = _OPS(backward.named("transformers_eager"))
     with self.assertRaises(NotImplementedError):
       jax.jit(ops.silu)(jnp.ones(2, jnp.float32))
 

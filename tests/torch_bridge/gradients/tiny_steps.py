@@ -18,15 +18,25 @@ from torch_bridge.hf import hf_config
 from torch_bridge.hf import parameter_map
 from torch_bridge import subject as subject_lib
 
-# Token 9 twice: two rows of one embedding. Two sequences.
-TOKENS = np.array([[3, 9, 9, 4], [7, 1, 9, 5]])
+# Token 9 three times: rows of one embedding. Two sequences.
+TOKENS = np.array([[3, 9, 9], [7, 1, 9]])
+# Equal widths where the model allows them: every shape compiles anew.
+_SIZES = dict(
+    num_experts_per_tok=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=16,
+    moe_intermediate_size=8,
+)
 
 
 @functools.cache
 def subject(dtype: str, **changes) -> subject_lib.Subject:
   """Three layers, the middle one dense; all weights random."""
   folder = pathlib.Path(tempfile.mkdtemp())
-  made = tiny_models.model(dtype=getattr(torch, dtype), **changes)
+  made = tiny_models.model(
+      dtype=getattr(torch, dtype), **{**_SIZES, **changes}
+  )
   tiny_models.save(made, folder)
   config = hf_config.read(folder)
   params = parameter_map.load_parameters(
