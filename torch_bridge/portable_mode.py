@@ -223,7 +223,8 @@ def _add_matmul(oracle, args, kwargs):
   scales = (kwargs.get("beta", 1), kwargs.get("alpha", 1))
   refuse_unless(scales == (1, 1), f"addmm with beta, alpha = {scales}")
   name = name_of(a.dtype, "addmm")
-  return tensor_of(oracle.matmul(array_of(a), array_of(b), name, array_of(bias)), a)
+  out = oracle.matmul(array_of(a), array_of(b), name, array_of(bias))
+  return tensor_of(out, a)
 
 
 def _grouped_matmul(oracle, args, kwargs):

@@ -5,7 +5,6 @@ Layer: modules. Contract: contracts/combine.py.
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
 from moejax.contracts import combine
 from moejax.contracts import document

@@ -62,7 +62,8 @@ def _silu_slope(g, x):
 
 
 def _softmax_backward(g, y):
-  g, y = (np.vectorize(fractions.Fraction)(v.astype(np.float64)) for v in (g, y))
+  rational = np.vectorize(fractions.Fraction)
+  g, y = (rational(v.astype(np.float64)) for v in (g, y))
   return y * g - y * (g * y).sum(-1, keepdims=True)
 
 
@@ -98,7 +99,9 @@ _OPERATIONS = {
         ),
     ),
     "quotient": (
-        lambda ops, g, y, dtype: ops.fused(y, -0.1, g, _divisor(g), True, dtype),
+        lambda ops, g, y, dtype: ops.fused(
+            y, -0.1, g, _divisor(g), True, dtype
+        ),
         lambda ops, g, y: ops.fused(
             y, -0.1, g, jnp.asarray(_divisor(np.asarray(g))), True
         ),
