@@ -18,8 +18,9 @@ from torch_bridge.hf import hf_config
 from torch_bridge.hf import parameter_map
 from torch_bridge import subject as subject_lib
 
-# Token 9 three times: rows of one embedding. Two sequences.
-TOKENS = np.array([[3, 9, 9], [7, 1, 9]])
+# The last token of a sequence has no gradient; before it, token 9 three times:
+# the order of additions to one row of the embedding shows.
+TOKENS = np.array([[9, 9, 3], [9, 1, 7]])
 # Equal widths where the model allows them: every shape compiles anew.
 _SIZES = dict(
     num_experts_per_tok=3,
