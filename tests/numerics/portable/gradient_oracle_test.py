@@ -9,6 +9,7 @@ from unittest import mock
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import jax
 import jax.numpy as jnp
 import mpmath
 import numpy as np
@@ -21,6 +22,7 @@ from tests import bits
 
 _BITS = 200
 _DTYPES = ("float32", "bfloat16")
+_U = formats.FLOAT64.unit_roundoff
 
 
 def _values(seed: int, dtype: str, shape=(6, 8)) -> np.ndarray:
@@ -159,6 +161,38 @@ class OracleTest(parameterized.TestCase):
     self.assertTrue(ops.certificate.complete)
     nonzero = np.asarray(plain != 0)
     bits.assert_same_bits(again[nonzero], plain[nonzero])
+
+  @parameterized.product(name=tuple(_OPERATIONS), dtype=_DTYPES)
+  def test_no_value_lies_beyond_its_bound(self, name, dtype):
+    """Before it is rounded, in NumPy and in XLA."""
+    oracle, twin, expected = _OPERATIONS[name]
+    g, y = _operands(name, dtype)
+    found = []
+
+    def settle(self, name, y, bound, dtype, element):
+      found.append((y, bound))
+      return np.zeros(np.shape(y), formats.of(dtype).numpy)
+
+    def run(self, name, operands, dtype, element=None, value=None):
+      wide = [jnp.asarray(np.asarray(x).astype(np.float64)) for x in operands]
+      found.append(jax.jit(value)(*wide))
+      return jnp.zeros(found[-1][0].shape, dtype)
+
+    with mock.patch.object(lib.GradientOracle, "_settle", settle):
+      oracle(lib.GradientOracle(), g, y, dtype)
+    with mock.patch.object(gradient_ops.PortableGradientOps, "_run", run):
+      ops = gradient_ops.PortableGradientOps()
+      twin(ops, jnp.asarray(g), jnp.asarray(y))
+    exact_values = expected(g, y).reshape(-1)
+    self.assertLen(found, 2)
+    for value, bound in found:
+      value, bound = np.broadcast_arrays(value, bound)
+      with mpmath.workprec(_BITS):
+        for v, b, e in zip(value.flat, bound.flat, exact_values, strict=True):
+          e = mpmath.mpf(e.numerator) / e.denominator if isinstance(
+              e, fractions.Fraction
+          ) else e
+          self.assertLessEqual(abs(mpmath.mpf(float(v)) - e), float(b) * _U)
 
   def test_rows_are_added_one_at_a_time_in_their_order(self):
     """In bfloat16 256 + 1 is 256, so the order of three rows is visible."""
