@@ -40,6 +40,7 @@ class RMSNorm(nnx.Module):
 
   def _run(self, x, tap, others):
     ops, share = self.ops, declared_moves.of(self.ops).share
+    # Who uses x itself: a float32 x is not cast, so square and product do.
     if x.dtype == "float32":
       wide, again, *rest = share(x, 2 + others)
     else:
