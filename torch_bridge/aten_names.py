@@ -22,10 +22,10 @@ is_same_size le lift_fresh logical_and logical_not logical_or lt masked_fill
 masked_fill_ masked_select max maximum min minimum movedim narrow ne neg
 new_empty new_empty_strided new_full new_ones new_zeros nonzero one_hot ones
 ones_like permute relu repeat repeat_interleave reshape resize_ resolve_conj
-resolve_neg roll round scalar_tensor scatter scatter_ select set_
-sign slice slice_scatter sort split split_with_sizes squeeze stack
-stride sym_size t tensor_split tile to topk transpose tril triu unbind unfold
-unsqueeze view where zero_ zeros zeros_like
+resolve_neg roll round scalar_tensor scatter scatter_ select select_backward
+set_ sign slice slice_backward slice_scatter sort split split_with_sizes
+squeeze stack stride sym_size t tensor_split tile to topk transpose tril triu
+unbind unfold unsqueeze view where zero_ zeros zeros_like
 """.split())
 
 # Selections whose order among equal values PyTorch leaves open.

@@ -39,6 +39,9 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class PortableMode(_python_dispatch.TorchDispatchMode):
   """Runs every operation in float64 with one rounding."""
 
+  # {name of an operation: what carries it out}; filled below.
+  handlers: dict[str, Callable] = {}
+
   def __init__(self, oracle: portable_oracle.PortableOracle | None = None):
     super().__init__()
     self.oracle = oracle or portable_oracle.PortableOracle()
@@ -50,10 +53,12 @@ class PortableMode(_python_dispatch.TorchDispatchMode):
     computes = _computes(name, args, kwargs)
     if name in aten_names.SELECTIONS and computes:
       return _SELECTIONS[name](self.oracle, args, kwargs)
-    if name in aten_names.EXACT or not computes:
-      _refuse_accumulation(name, args, kwargs)
+    adds = name.startswith("index_put") and _accumulates(args, kwargs)
+    if (name in aten_names.EXACT or not computes) and not adds:
       return func(*args, **kwargs)
-    handler = _HANDLERS.get(name) or _HANDLERS.get(name.removesuffix("_"))
+    handler = self.handlers.get(name) or self.handlers.get(
+        name.removesuffix("_")
+    )
     if handler is None:
       raise refusal.UnsupportedError(
           f"{func}: portable arithmetic does not know this operation on"
@@ -67,11 +72,9 @@ class PortableMode(_python_dispatch.TorchDispatchMode):
     return result
 
 
-def _refuse_accumulation(name: str, args, kwargs) -> None:
+def _accumulates(args, kwargs) -> bool:
   """An `index_put` may add instead of write; that is no movement of values."""
-  if name.startswith("index_put"):
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    _refuse_unless(not accumulate, f"{name} with accumulate")
+  return args[3] if len(args) > 3 else kwargs.get("accumulate", False)
 
 
 def _computes(name: str, args, kwargs) -> bool:
@@ -84,21 +87,25 @@ def _computes(name: str, args, kwargs) -> bool:
   )
 
 
-def _array(x):
+def array_of(x):
+  """The bits of a tensor as an array; anything else as it is."""
   return tensor_bits.to_numpy(x) if isinstance(x, torch.Tensor) else x
 
 
-def _tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+def tensor_of(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+  """The bits of an array as a tensor, on the device of another."""
   return tensor_bits.to_torch(array).to(like.device)
 
 
-def _name_of(dtype: torch.dtype, func: str) -> str:
+def name_of(dtype: torch.dtype, func: str) -> str:
+  """The full name of a floating dtype; refuses others."""
   if dtype not in (*_FLOATS, torch.float64):
     raise refusal.UnsupportedError(f"{func} with a result of {dtype}.")
   return tensor_bits.dtype_name(dtype)
 
 
-def _refuse_unless(condition: bool, what: str) -> None:
+def refuse_unless(condition: bool, what: str) -> None:
+  """Raises UnsupportedError unless the condition holds."""
   if not condition:
     raise refusal.UnsupportedError(f"{what} is not covered in portable form.")
 
@@ -106,8 +113,8 @@ def _refuse_unless(condition: bool, what: str) -> None:
 def _binary(method: str, swap: bool = False) -> Callable:
   def run(oracle, args, kwargs):
     x, y = args[:2]
-    _refuse_unless(kwargs.get("alpha", 1) == 1, f"{method} with alpha")
-    _refuse_unless(
+    refuse_unless(kwargs.get("alpha", 1) == 1, f"{method} with alpha")
+    refuse_unless(
         kwargs.get("rounding_mode") is None, f"{method} with rounding_mode"
     )
     dtype = torch.result_type(x, y)
@@ -116,9 +123,9 @@ def _binary(method: str, swap: bool = False) -> Callable:
     left, right = (y, x) if swap else (x, y)
     like = x if isinstance(x, torch.Tensor) else y
     out = getattr(oracle, method)(
-        _array(left), _array(right), _name_of(dtype, method)
+        array_of(left), array_of(right), name_of(dtype, method)
     )
-    return _tensor(out, like)
+    return tensor_of(out, like)
 
   return run
 
@@ -127,12 +134,14 @@ def _unary(name: str) -> Callable:
   def run(oracle, args, kwargs):
     x = args[0]
     if name == "softplus":
-      _refuse_unless(tuple(args[1:]) in ((), (1,), (1, 20), (1.0, 20.0)),
-                     f"softplus{tuple(args[1:])}")
+      refuse_unless(
+          tuple(args[1:]) in ((), (1,), (1, 20), (1.0, 20.0)),
+          f"softplus{tuple(args[1:])}",
+      )
     else:
-      _refuse_unless(len(args) == 1, f"{name} with {len(args)} arguments")
+      refuse_unless(len(args) == 1, f"{name} with {len(args)} arguments")
     dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
-    return _tensor(oracle.unary(name, _array(x), _name_of(dtype, name)), x)
+    return tensor_of(oracle.unary(name, array_of(x), name_of(dtype, name)), x)
 
   return run
 
@@ -159,13 +168,13 @@ def _reduction(method: str) -> Callable:
     axes = [axes] if isinstance(axes, int) else axes
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     dtype = kwargs.get("dtype") or x.dtype
-    moved, restore = _last_axis(_array(x), axes, keepdim)
-    name = _name_of(dtype, method)
+    moved, restore = _last_axis(array_of(x), axes, keepdim)
+    name = name_of(dtype, method)
     if method == "mean":
       out = oracle.mean(moved, False, name)
     else:
       out = oracle.sum(moved, -1, False, name)
-    return _tensor(restore(out), x)
+    return tensor_of(restore(out), x)
 
   return run
 
@@ -175,12 +184,12 @@ def _cumsum(oracle, args, kwargs):
   dtype = kwargs.get("dtype") or x.dtype
   if not dtype.is_floating_point:
     # A count of whole numbers kept in floats: exact below 2**24.
-    values = _array(x).astype(np.float64)
-    _refuse_unless((values == np.rint(values)).all(), "cumsum to integers")
+    values = array_of(x).astype(np.float64)
+    refuse_unless((values == np.rint(values)).all(), "cumsum to integers")
     sums = np.cumsum(values, axis)
     return torch.from_numpy(sums).to(x.device, dtype)
-  name = _name_of(dtype, "cumsum")
-  return _tensor(oracle.cumsum(_array(x), axis, name), x)
+  name = name_of(dtype, "cumsum")
+  return tensor_of(oracle.cumsum(array_of(x), axis, name), x)
 
 
 def _softmax(method: str) -> Callable:
@@ -188,8 +197,8 @@ def _softmax(method: str) -> Callable:
     x, axis = args[:2]
     to_float32 = args[2] if len(args) > 2 and args[2] is True else False
     dtype = torch.float32 if to_float32 else kwargs.get("dtype") or x.dtype
-    out = getattr(oracle, method)(_array(x), axis, _name_of(dtype, method))
-    return _tensor(out, x)
+    out = getattr(oracle, method)(array_of(x), axis, name_of(dtype, method))
+    return tensor_of(out, x)
 
   return run
 
@@ -198,58 +207,59 @@ def _power(oracle, args, kwargs):
   del kwargs
   base, exponent = args[:2]
   like = base if isinstance(base, torch.Tensor) else exponent
-  name = _name_of(torch.result_type(base, exponent), "pow")
-  return _tensor(oracle.power(_array(base), _array(exponent), name), like)
+  name = name_of(torch.result_type(base, exponent), "pow")
+  return tensor_of(oracle.power(array_of(base), array_of(exponent), name), like)
 
 
 def _matmul(oracle, args, kwargs):
   del kwargs
   a, b = args[:2]
-  name = _name_of(a.dtype, "matmul")
-  return _tensor(oracle.matmul(_array(a), _array(b), name), a)
+  name = name_of(a.dtype, "matmul")
+  return tensor_of(oracle.matmul(array_of(a), array_of(b), name), a)
 
 
 def _add_matmul(oracle, args, kwargs):
   bias, a, b = args[:3]
   scales = (kwargs.get("beta", 1), kwargs.get("alpha", 1))
-  _refuse_unless(scales == (1, 1), f"addmm with beta, alpha = {scales}")
-  name = _name_of(a.dtype, "addmm")
-  return _tensor(oracle.matmul(_array(a), _array(b), name, _array(bias)), a)
+  refuse_unless(scales == (1, 1), f"addmm with beta, alpha = {scales}")
+  name = name_of(a.dtype, "addmm")
+  out = oracle.matmul(array_of(a), array_of(b), name, array_of(bias))
+  return tensor_of(out, a)
 
 
 def _grouped_matmul(oracle, args, kwargs):
   rows, weight = args[:2]
   ends = args[2] if len(args) > 2 else kwargs["offs"]
-  name = _name_of(rows.dtype, "_grouped_mm")
-  a, b = _array(rows), _array(weight)
+  name = name_of(rows.dtype, "_grouped_mm")
+  a, b = array_of(rows), array_of(weight)
   out = np.zeros((a.shape[0], b.shape[-1]), a.dtype)
   start = 0
   for group, end in enumerate(ends.tolist()):
     if end > start:
       out[start:end] = oracle.matmul(a[start:end], b[group], name)
     start = end
-  return _tensor(out, rows)
+  return tensor_of(out, rows)
 
 
 def _index_add(oracle, args, kwargs):
   """One addition a row. A row hit twice has no order, so it is refused."""
   target, axis, index, source = args[:4]
-  _refuse_unless(kwargs.get("alpha", 1) == 1, "index_add with alpha")
-  rows = _array(index)
-  _refuse_unless(len(np.unique(rows)) == len(rows), "index_add to equal rows")
-  out = np.moveaxis(_array(target), axis, 0)
+  refuse_unless(kwargs.get("alpha", 1) == 1, "index_add with alpha")
+  rows = array_of(index)
+  refuse_unless(len(np.unique(rows)) == len(rows), "index_add to equal rows")
+  out = np.moveaxis(array_of(target), axis, 0)
   added = oracle.add(
       out[rows],
-      np.moveaxis(_array(source), axis, 0),
-      _name_of(target.dtype, "index_add"),
+      np.moveaxis(array_of(source), axis, 0),
+      name_of(target.dtype, "index_add"),
   )
   out[rows] = added
-  return _tensor(np.moveaxis(out, 0, axis), target)
+  return tensor_of(np.moveaxis(out, 0, axis), target)
 
 
 def _ordered(oracle, x, axis: int, descending: bool, count: int):
   """Values and indices along an axis; among equals the lower index first."""
-  values = np.moveaxis(_array(x), axis, -1)
+  values = np.moveaxis(array_of(x), axis, -1)
   wide = values.astype(np.float64)
   order = np.argsort(-wide if descending else wide, axis=-1, kind="stable")
   falling = np.take_along_axis(wide, order, -1)
@@ -259,9 +269,15 @@ def _ordered(oracle, x, axis: int, descending: bool, count: int):
   order = order[..., :count]
   picked = np.take_along_axis(values, order, -1)
   return (
-      _tensor(np.moveaxis(picked, -1, axis), x),
+      tensor_of(np.moveaxis(picked, -1, axis), x),
       torch.from_numpy(np.moveaxis(order, -1, axis).copy()).to(x.device),
   )
+
+
+def _index_put(oracle, args, kwargs):
+  """Reached only where it accumulates."""
+  del oracle, args, kwargs
+  refuse_unless(False, "index_put with accumulate")
 
 
 def _topk(oracle, args, kwargs):
@@ -279,7 +295,7 @@ def _sort(oracle, args, kwargs):
 
 
 _SELECTIONS = {"topk": _topk, "sort": _sort}
-_HANDLERS: dict[str, Callable] = {
+PortableMode.handlers = {
     "add": _binary("add"),
     "sub": _binary("subtract"),
     "rsub": _binary("subtract", swap=True),
@@ -301,5 +317,6 @@ _HANDLERS: dict[str, Callable] = {
     "_grouped_mm": _grouped_matmul,
     "grouped_mm_fallback": _grouped_matmul,
     "index_add": _index_add,
+    "index_put": _index_put,
     **{name: _unary(name) for name in portable_oracle.UNARY},
 }

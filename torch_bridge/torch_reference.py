@@ -130,7 +130,7 @@ class TransformersReference:
       )
     oracle = portable_oracle.PortableOracle(certificate)
     out = []
-    with torch.no_grad(), self._tables(arithmetic, oracle):
+    with torch.no_grad(), self.tables(arithmetic, oracle):
       for index, prompt in enumerate(prompts):
         follow = None if given is None else given[index]
         out.append(
@@ -211,7 +211,7 @@ class TransformersReference:
     }
 
   @contextlib.contextmanager
-  def _tables(self, arithmetic, oracle) -> Iterator[None]:
+  def tables(self, arithmetic: str, oracle) -> Iterator[None]:
     """Lends the rotary modules frequencies of the run's own arithmetic.
 
     They are computed when a model is built, natively; in portable arithmetic

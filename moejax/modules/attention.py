@@ -15,6 +15,7 @@ from moejax.modules import config as config_lib
 from moejax.modules import norm
 from moejax.modules import rotary
 from moejax.modules import tap as tap_lib
+from moejax.numerics import declared_moves
 
 
 class Projection(nnx.Module):
@@ -96,12 +97,13 @@ class Attention(nnx.Module):
       ([batch, token, embed], keys, values).
     """
     ops = self.ops
+    for_q, for_k, for_v = declared_moves.of(ops).share(x, 3)
     split = (*x.shape[:2], -1, self.head_dim)
-    q = tap("q_proj", self.q_proj(x)).reshape(split)
+    q = tap("q_proj", self.q_proj(for_q)).reshape(split)
     q = self.q_norm(q, tap.within("q_norm"))
-    k = tap("k_proj", self.k_proj(x)).reshape(split)
+    k = tap("k_proj", self.k_proj(for_k)).reshape(split)
     k = self.k_norm(k, tap.within("k_norm"))
-    v = tap("v_proj", self.v_proj(x)).reshape(split)
+    v = tap("v_proj", self.v_proj(for_v)).reshape(split)
     q = rotary.rotate(q, cos, sin, ops, tap.within("q_rotary"))
     k = rotary.rotate(k, cos, sin, ops, tap.within("k_rotary"))
     k = tap("state_keys", k.astype(self.state_dtype))

@@ -26,7 +26,7 @@ from moejax.modules import packed_experts
 from moejax.modules import rotary
 from moejax.modules import state as state_lib
 from moejax.modules import tap as tap_lib
-from moejax.numerics import moves
+from moejax.numerics import declared_moves
 
 
 class Layer(nnx.Module):
@@ -48,12 +48,12 @@ class Layer(nnx.Module):
     self.ops = operations
 
   def __call__(self, x, cos, sin, keys, values, start, bias, valid, tap):
-    hidden = self.input_norm(x, tap.within("input_norm"))
+    hidden, x = self.input_norm.beside(x, tap.within("input_norm"))
     hidden, keys, values = self.attention(
         hidden, cos, sin, keys, values, start, bias, tap.within("attention")
     )
     x = tap("after_attention", self.ops.add(x, hidden))
-    hidden = self.mlp_norm(x, tap.within("mlp_norm"))
+    hidden, x = self.mlp_norm.beside(x, tap.within("mlp_norm"))
     if self.moe is not None:
       hidden = self.moe(hidden, valid, tap.within("moe"))
     else:
@@ -156,7 +156,12 @@ class Decoder(nnx.Module):
     )
     positions = tap("positions", rotary.positions(valid, before))
 
-    x = tap("embed", moves.take_rows(self.embedding[...], tokens))
+    moves, table = declared_moves.of(ops), self.embedding[...]
+    if self.lm_head is None:
+      table, head = moves.share(table, 2)
+    else:
+      head = self.lm_head[...]
+    x = tap("embed", moves.lookup(table, tokens))
     turning = tap.within("rotary")
     frequencies = rotary.inverse_frequencies(config, ops)
     frequencies = turning("inverse_frequencies", frequencies)
@@ -187,8 +192,7 @@ class Decoder(nnx.Module):
       keys.append(k)
       values.append(v)
     x = self.final_norm(x, tap.within("final_norm"))
-    head = self.embedding if self.lm_head is None else self.lm_head
-    logits = tap("logits", ops.linear(x, head[...], "lm_head"))
+    logits = tap("logits", ops.linear(x, head, "lm_head"))
     return logits, state_lib.KVState(
         tuple(keys), tuple(values), end, all_valid
     )

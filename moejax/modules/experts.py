@@ -5,13 +5,13 @@ Layer: modules. Contract: contracts/combine.py.
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
 from moejax.contracts import combine
 from moejax.contracts import document
 from moejax.contracts import named_combines
 from moejax.contracts import ops as ops_lib
 from moejax.modules import tap as tap_lib
+from moejax.numerics import declared_moves
 from moejax.numerics import moves
 from moejax.numerics import router as router_lib
 
@@ -29,9 +29,10 @@ class DenseMLP(nnx.Module):
       self, x: jax.Array, tap: tap_lib.Tap = tap_lib.SILENT
   ) -> jax.Array:
     ops = self.ops
+    x, for_up = declared_moves.of(ops).share(x, 2)
     gate = ops.linear(x, self.gate_proj[...], "projection")
     gate = tap("silu", ops.silu(tap("gate_proj", gate)))
-    up = tap("up_proj", ops.linear(x, self.up_proj[...], "projection"))
+    up = tap("up_proj", ops.linear(for_up, self.up_proj[...], "projection"))
     product = tap("activation", ops.multiply(gate, up))
     return tap(
         "down_proj", ops.linear(product, self.down_proj[...], "projection")
@@ -132,14 +133,15 @@ class Experts(nnx.Module):
       return by_slot(name, rows)
 
     # Dispatch: one row a route, in slot order.
-    rows = jnp.repeat(x, top_k, axis=0)
+    declared = declared_moves.of(ops)
+    rows = declared.dispatch(x, route.ids, gate_up_weight.shape[0])
     if site == "input":
       rows = by_slot("gated_input", gated(rows))
     rows = quantized("input_quantized", rows)
     both = ops.expert_linear(
         rows, gate_up_weight, expert_of_row, "expert_gemm"
     )
-    gate, up = jnp.split(by_slot("gate_up", both), 2, axis=-1)
+    gate, up = declared.halves(by_slot("gate_up", both))
     if self.wide:
       gate, up = (ops.cast(v, "float32") for v in (gate, up))
     if self.limit is not None:

@@ -14,6 +14,7 @@ from moejax.modules import experts
 from moejax.modules import packed_experts
 from moejax.modules import router
 from moejax.modules import tap as tap_lib
+from moejax.numerics import declared_moves
 
 
 class MoE(nnx.Module):
@@ -62,8 +63,10 @@ class MoE(nnx.Module):
         num_experts, which is how it stays out of expert loads.
       tap: Sees every step.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    route = self.router(flat, tap.within("router"))
+    for_router, flat = declared_moves.of(self.router.ops).share(
+        x.reshape(-1, x.shape[-1]), 2
+    )
+    route = self.router(for_router, tap.within("router"))
     ids = jnp.where(valid.reshape(-1, 1), route.ids, self.num_experts)
     out = self.experts(flat, route._replace(ids=ids), tap.within("experts"))
     return out.reshape(x.shape)

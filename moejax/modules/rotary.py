@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from moejax.contracts import ops as ops_lib
 from moejax.modules import config as config_lib
 from moejax.modules import tap as tap_lib
+from moejax.numerics import declared_moves
 
 
 def attention_factor(scaling: config_lib.RopeScaling) -> float:
@@ -161,8 +162,9 @@ def rotate(
     tap: tap_lib.Tap,
 ) -> jax.Array:
   """R(R(x * cos) + R(half_turn(x) * sin)) on [batch, token, head, head_dim]."""
-  half = x.shape[-1] // 2
-  turned = jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+  moves = declared_moves.of(ops)
+  x, for_turn = moves.share(x, 2)
+  turned = moves.half_turn(for_turn)
   along = tap("times_cos", ops.multiply(x, cos[:, :, None]))
   across = tap("times_sin", ops.multiply(turned, sin[:, :, None]))
   return tap("rotated", ops.add(along, across))

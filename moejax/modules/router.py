@@ -5,11 +5,11 @@ Layer: modules. Contract: contracts/route.py.
 
 from flax import nnx
 import jax
-import jax.numpy as jnp
 
 from moejax.contracts import ops as ops_lib
 from moejax.contracts import route
 from moejax.modules import tap as tap_lib
+from moejax.numerics import declared_moves
 from moejax.numerics import router as router_lib
 
 
@@ -48,9 +48,11 @@ class Router(nnx.Module):
     scores = tap("scores", scores)
     ids = router_lib.select(scores, contract.top_k, contract.tie_rule)
     ids = tap("ids", ids)
-    gates = jnp.take_along_axis(scores, ids, axis=-1, mode="clip")
+    moves = declared_moves.of(ops)
+    gates = moves.pick(scores, ids)
     if contract.normalize:
-      total = tap("gate_sum", ops.sum(gates, "router_normalization"))
+      for_sum, gates = moves.share(gates, 2)
+      total = tap("gate_sum", ops.sum(for_sum, "router_normalization"))
       gates = tap("normalized", ops.divide(gates, total))
     if contract.gate_dtype != contract.score_dtype:
       gates = tap("gates", ops.cast(gates, contract.gate_dtype))

@@ -44,3 +44,36 @@ def per_expert(
     result = linear(jnp.asarray(source[padded]), weight[expert])
     out[members] = np.asarray(result)[: len(members)]
   return jnp.asarray(out)
+
+
+def weight_per_expert(
+    product: Callable[[jax.Array, jax.Array], jax.Array],
+    out: jax.Array,
+    rows: jax.Array,
+    expert_of_row: np.ndarray,
+    num_experts: int,
+) -> jax.Array:
+  """Applies `product(out of e, rows of e)` for every expert that has rows.
+
+  The row count is padded with zeros up to a power of two, as above.
+
+  Args:
+    product: (a [r, n], b [r, k]) -> [n, k], a sum over r that zeros leave be.
+    out: [route, n].
+    rows: [route, k].
+    expert_of_row: [route] ints; num_experts marks a row without an expert.
+    num_experts: Of the result.
+
+  Returns:
+    [expert, n, k]; +0 for an expert without rows.
+  """
+  a, b = np.asarray(out), np.asarray(rows)
+  result = np.zeros((num_experts, a.shape[1], b.shape[1]), b.dtype)
+  for expert in np.unique(expert_of_row[expert_of_row < num_experts]).tolist():
+    members = np.flatnonzero(expert_of_row == expert)
+    size = 1 << (len(members) - 1).bit_length()
+    padded = [np.zeros((size, v.shape[1]), v.dtype) for v in (a, b)]
+    for target, source in zip(padded, (a, b), strict=True):
+      target[: len(members)] = source[members]
+    result[expert] = np.asarray(product(*map(jnp.asarray, padded)))
+  return jnp.asarray(result)

@@ -69,3 +69,36 @@ def softmax(shifted, y, xp):
 def relative(name: str, y, xp):
   """B of a function of one exact argument, from its result."""
   return _SLACK * RELATIVE[name] * xp.abs(y)
+
+
+def silu_backward(g, x, s, xp):
+  """B of g s (1 + x (1 - s)), where s and 1 - s are computed by `sigmoid`.
+
+  Both are within 16 u; the product costs one more, the sum two of its terms.
+  """
+  rise = xp.abs(x) * (1 - s)
+  return _SLACK * xp.abs(g) * s * (40.0 * xp.abs(1 + x * (1 - s)) + 20.0 * rise)
+
+
+def softmax_backward(g, y, xp):
+  """B of y (g - sum(g y)) along the last axis."""
+  size = y.shape[-1]
+  terms = xp.sum(xp.abs(g * y), axis=-1, keepdims=True)
+  return _SLACK * xp.abs(y) * ((size + 4) * terms + 3 * xp.abs(g))
+
+
+def log_softmax_backward(g, y, xp):
+  """B of g - exp(y) sum(g) along the last axis."""
+  size = y.shape[-1]
+  terms = xp.sum(xp.abs(g), axis=-1, keepdims=True)
+  return _SLACK * ((size + 12) * xp.exp(y) * terms + xp.abs(g))
+
+
+def fused(x, change, xp):
+  """B of x + change, where change is a product or quotient of three values."""
+  return _SLACK * (xp.abs(x) + 6 * xp.abs(change))
+
+
+def lerp(x, y, weight: float, xp):
+  """B of x + weight (y - x)."""
+  return _SLACK * (xp.abs(x) + 6 * abs(weight) * (xp.abs(x) + xp.abs(y)))

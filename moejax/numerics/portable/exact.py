@@ -16,6 +16,7 @@ Layer: numerics.
 
 from collections.abc import Callable
 from collections.abc import Iterable
+import fractions
 import math
 
 import mpmath
@@ -84,6 +85,45 @@ def unary(name: str, x: float) -> float:
   """A function of one value, by its name in `portable_oracle`."""
   with mpmath.workprec(_BITS):
     return float(_UNARY[name](mpmath.mpf(float(x))))
+
+
+def silu_backward(g: float, x: float) -> float:
+  """g s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
+  with mpmath.workprec(_BITS):
+    x = mpmath.mpf(float(x))
+    s = 1 / (1 + mpmath.exp(-x))
+    return float(mpmath.mpf(float(g)) * s * (1 + x * (1 - s)))
+
+
+def softmax_backward(g: np.ndarray, y: np.ndarray, index: int) -> float:
+  """y_index (g_index - sum(g y)); rational, so no precision is chosen."""
+  g, y = _rational(g), _rational(y)
+  total_ = sum(a * b for a, b in zip(g, y, strict=True))
+  return float(y[index] * (g[index] - total_))
+
+
+def log_softmax_backward(g: np.ndarray, y: np.ndarray, index: int) -> float:
+  """g_index - exp(y_index) sum(g)."""
+  with mpmath.workprec(_BITS):
+    total_ = mpmath.fsum(g.tolist())
+    weight = mpmath.exp(mpmath.mpf(float(y[index])))
+    return float(mpmath.mpf(float(g[index])) - weight * total_)
+
+
+def fused(x: float, factor: float, y: float, z: float, divides: bool) -> float:
+  """x + factor y z, or x + factor y / z: rational."""
+  x, factor, y, z = _rational((x, factor, y, z))
+  return float(x + (factor * y / z if divides else factor * y * z))
+
+
+def lerp(x: float, y: float, weight: float) -> float:
+  """x + weight (y - x): rational."""
+  x, y, weight = _rational((x, y, weight))
+  return float(x + weight * (y - x))
+
+
+def _rational(values) -> list[fractions.Fraction]:
+  return [fractions.Fraction(float(value)) for value in values]
 
 
 def _sum(values: list[float]) -> float:

@@ -111,10 +111,10 @@ _VALUES = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("name", "dtype"))
-def evaluate(name: str, operands: tuple, dtype: str):
+@functools.partial(jax.jit, static_argnames=("name", "dtype", "value"))
+def evaluate(name: str, operands: tuple, dtype: str, value=None):
   """Returns (result, uncertain mask or None, number of uncertain elements)."""
-  y, bound = _VALUES[name](*map(rounding.widen, operands))
+  y, bound = (value or _VALUES[name])(*map(rounding.widen, operands))
   if bound is None:
     return rounding.round_pack(y, dtype), None, 0
   reach = jnp.broadcast_to(bound * portable_oracle.UNIT, y.shape)
@@ -266,15 +266,24 @@ class PortableOperations:
         name, (x,), x.dtype, lambda v, i: exact.unary(name, v[0][i])
     )
 
-  def _run(self, name, operands, dtype, element=None):
-    """Evaluates one operation and settles its uncertain elements."""
+  def _run(self, name, operands, dtype, element=None, value=None):
+    """Evaluates one operation and settles its uncertain elements.
+
+    Args:
+      name: Of the operation.
+      operands: Arrays.
+      dtype: Of the result.
+      element: (float64 operands, place) to the exact value there.
+      value: (float64 operands) to (float64 value, bound or None), a function
+        of a module; None finds it by the name.
+    """
     if any(isinstance(x, jax.core.Tracer) for x in operands):
       raise NotImplementedError(
           "portable arithmetic settles rounding boundaries on the host; it"
           f" runs op by op and {name} is being traced."
       )
     dtype = np.dtype(dtype).name
-    out, mask, count = evaluate(name, operands, dtype)
+    out, mask, count = evaluate(name, operands, dtype, value)
     count = int(count)
     self.certificate.note(name, out.size, count)
     if not count:
