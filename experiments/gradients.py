@@ -24,11 +24,11 @@ from torch_bridge.gradients import comparison
 
 _CHECKPOINT = flags.DEFINE_string(
     "checkpoint",
-    str(shipped.CHECKPOINT),
+    str(shipped.TINY),
     "Hugging Face folder of a Qwen3-MoE model.",
 )
 _PROMPTS = flags.DEFINE_string(
-    "prompts", str(shipped.PROMPTS), "Prompt file, .json or .txt."
+    "prompts", str(shipped.TINY_PROMPTS), "Prompt file, .json or .txt."
 )
 _EXPERTS = flags.DEFINE_enum(
     "experts_implementation",

@@ -61,7 +61,7 @@ _SHOWN = 20
 def main() -> int:
   """Feeds, compares, prints."""
   chunks = _chunks()
-  folder = _CHECKPOINT.value or shipped.DEEPSEEK_V4
+  folder = _CHECKPOINT.value or shipped.TINY_DEEPSEEK_V4
   subject = subject_lib.load(pathlib.Path(folder))
   config = subject.config
   if not isinstance(config, config_lib.DeepseekV4Config):

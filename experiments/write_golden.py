@@ -1,4 +1,4 @@
-"""Writes the golden fingerprints of the shipped checkpoint.
+"""Writes the golden fingerprints of the tiny Qwen3-MoE checkpoint.
 
   python -m experiments.write_golden
 
@@ -25,9 +25,9 @@ _OUT = flags.DEFINE_string("out", str(shipped.GOLDEN), "File to write.")
 
 
 def fingerprints() -> dict:
-  """Runs the shipped checkpoint in portable arithmetic; its fingerprints."""
-  subject = subject_lib.load(shipped.CHECKPOINT)
-  texts = tokenizer.read_prompts(shipped.PROMPTS)
+  """Runs the tiny checkpoint in portable arithmetic; its fingerprints."""
+  subject = subject_lib.load(shipped.TINY)
+  texts = tokenizer.read_prompts(shipped.TINY_PROMPTS)
   prompts = subject.prompts(texts, shipped.DECODE_STEPS)
   combine = named_combines.named("transformers_grouped_mm")
   contract = subject.contracts(combine)["portable"]

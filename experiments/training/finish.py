@@ -22,7 +22,19 @@ from moejax.training import models
 from moejax.training import recipe as recipe_lib
 
 SCHEMA = "training/1"
-_PROMPTS = ("The ", "If you ", "这个", "如果")
+# Beginnings of which the training text knows something, short and long; they
+# ship with the model, for samples and for comparisons.
+PROMPTS = {
+    "en_open": "To open the file",
+    "en_option": "If this option is not given, the program",
+    "en_kernel": (
+        "The kernel reads the device tree when it starts, and every driver that"
+        " finds its device there"
+    ),
+    "zh_menu": "选择菜单中的",
+    "zh_package": "如果您需要安装其他软件包，请先",
+    "mixed_command": "运行 apt-get update 之后, the package list",
+}
 _SAMPLE_TOKENS = 48
 _TEMPERATURE = 0.7
 
@@ -126,13 +138,13 @@ def _samples(model, recipe, corpus, params) -> list[dict[str, str]]:
   words = tokenizers.Tokenizer.from_file(
       str(corpus.folder / corpus_lib.TOKENIZER)
   )
-  prompts = [words.encode(text).ids for text in _PROMPTS]
+  prompts = [words.encode(text).ids for text in PROMPTS.values()]
   drawn = evaluation.generate(
       model, params, prompts, _SAMPLE_TOKENS, _TEMPERATURE, recipe.seed
   )
   return [
       {"prompt": prompt, "text": words.decode(ids)}
-      for prompt, ids in zip(_PROMPTS, drawn, strict=True)
+      for prompt, ids in zip(PROMPTS.values(), drawn, strict=True)
   ]
 
 
@@ -160,8 +172,7 @@ def _export(model, corpus, params, record, out, run) -> dict[str, str]:
   content["prompts.json"] = export.to_json({
       "schema": "prompts/1",
       "prompts": [
-          {"id": f"p{index}", "text": text}
-          for index, text in enumerate(_PROMPTS)
+          {"id": name, "text": text} for name, text in PROMPTS.items()
       ],
   })
   licences = corpus.folder / corpus_lib.LICENCES

@@ -132,7 +132,7 @@ class MainJobTest(parameterized.TestCase):
 
   def test_a_damaged_checkpoint_leaves_nothing_behind(self):
     copy = self.folder / "copy"
-    shutil.copytree(shipped.CHECKPOINT, copy)
+    shutil.copytree(shipped.TINY, copy)
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     done = _run(f"--checkpoint={copy}", f"--out={self.out}")

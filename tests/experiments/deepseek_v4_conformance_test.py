@@ -43,7 +43,7 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
 
   def _copy(self) -> pathlib.Path:
     copy = self.folder / "copy"
-    shutil.copytree(shipped.DEEPSEEK_V4, copy)
+    shutil.copytree(shipped.TINY_DEEPSEEK_V4, copy)
     return copy
 
   def _assert_refused(self, checkpoint, message):
@@ -172,7 +172,7 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
     self._assert_refused(copy, "dialect")
 
   def test_state_paths_of_another_model_are_refused(self):
-    done = _run("state_paths", f"--checkpoint={shipped.CHECKPOINT}")
+    done = _run("state_paths", f"--checkpoint={shipped.TINY}")
     self.assertEqual(done.returncode, 2, done.stderr[-2000:])
     self.assertIn("is no DeepSeek-V4 model", done.stderr)
 

@@ -31,7 +31,7 @@ class PackAwqTest(absltest.TestCase):
 
   def test_packs_the_shipped_checkpoint(self):
     run = _run(
-        f"--checkpoint={shipped.CHECKPOINT}", f"--out={self.out}",
+        f"--checkpoint={shipped.TINY}", f"--out={self.out}",
         "--group_size=32",
     )
     self.assertEqual(run.returncode, 0, run.stderr)
@@ -42,7 +42,7 @@ class PackAwqTest(absltest.TestCase):
     self.assertEqual(summary["packed_weights"], 4 * 16 * 3 * 64 * 32)
     packed = checkpoint.Checkpoint(self.out)
     self.assertEqual(packed.digest(), summary["result"])
-    original = checkpoint.Checkpoint(shipped.CHECKPOINT)
+    original = checkpoint.Checkpoint(shipped.TINY)
     self.assertEqual(original.digest(), summary["source"])
     self.assertLen(loader.load(packed, original).packed, 4 * 16 * 3)
 
@@ -52,7 +52,7 @@ class PackAwqTest(absltest.TestCase):
         ("--modules_to_not_convert=self_attn", 4, "is a router"),
     ):
       run = _run(
-          f"--checkpoint={shipped.CHECKPOINT}", f"--out={self.out}",
+          f"--checkpoint={shipped.TINY}", f"--out={self.out}",
           "--group_size=32", flag,
       )
       self.assertEqual(run.returncode, code, run.stderr)

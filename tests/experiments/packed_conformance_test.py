@@ -38,7 +38,7 @@ class PackedConformanceTest(parameterized.TestCase):
     parent = cls.enterClassContext(tempfile.TemporaryDirectory())
     cls.parent = pathlib.Path(parent)
     done = _run(
-        "pack_awq", f"--checkpoint={shipped.CHECKPOINT}",
+        "pack_awq", f"--checkpoint={shipped.TINY}",
         f"--out={cls.parent / 'packed'}", "--group_size=32",
     )
     assert done.returncode == 0, done.stderr

@@ -279,7 +279,7 @@ class ModelTest(parameterized.TestCase):
     tokens = tokenizer.Tokenizer(_SHIPPED)
     prompts = [
         trajectory.Prompt(prompt.id, tuple(tokens.encode(prompt.text)))
-        for prompt in tokenizer.read_prompts(shipped.PROMPTS)
+        for prompt in tokenizer.read_prompts(shipped.TINY_PROMPTS)
     ]
     captures = _reference().run(prompts, 15, wanted=trajectory.keep_none)
     gaps = []
