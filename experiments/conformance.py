@@ -1,6 +1,6 @@
 """Is our Flax decoder the same model as the reference? The main job.
 
-  python -m experiments.conformance                     the shipped checkpoint
+  python -m experiments.conformance                     a trained model that ships
   python -m experiments.conformance --checkpoint=DIR --out=DIR
   python -m experiments.conformance --reference=capsule:DIR
 
@@ -35,7 +35,7 @@ _CHECKPOINT = flags.DEFINE_string(
     "checkpoint",
     None,
     "Hugging Face folder (safetensors, config.json, tokenizer.json). Default:"
-    " the small checkpoint that ships with the project.",
+    " the trained Qwen3-MoE that ships with the project.",
 )
 _PROMPTS = flags.DEFINE_string(
     "prompts",

@@ -12,8 +12,10 @@ from absl.testing import absltest
 from absl.testing import parameterized
 
 from experiments.support import shipped
+from experiments.training import finish
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_TINY = f"--checkpoint={shipped.TINY}"
 _FILES = {
     "report.html",
     "report.md",
@@ -53,8 +55,16 @@ class MainJobTest(parameterized.TestCase):
     self.assertNoCommonElements(left, {"out"})
     self.assertEmpty([n for n in left if n.startswith(".out")], left)
 
-  def test_the_shipped_checkpoint_conforms(self):
-    done = _run(f"--out={self.out}")
+  def test_the_trained_default_conforms(self):
+    done = _run(f"--out={self.out}", "--decode_steps=1")
+    self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+    report = json.loads((self.out / "report.json").read_text("utf-8"))
+    self.assertEqual(report["verdict"], "conformant")
+    ids = [p["id"] for p in report["prompts"]]
+    self.assertEqual(ids, list(finish.PROMPTS))
+
+  def test_the_tiny_checkpoint_conforms(self):
+    done = _run(f"--out={self.out}", _TINY)
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])
     lines = done.stdout.rstrip("\n").split("\n")
     last = json.loads(lines[-1])
@@ -85,6 +95,7 @@ class MainJobTest(parameterized.TestCase):
     prompts.write_text("why the sheep\n", "utf-8")
     flags = (
         f"--out={self.out}",
+        _TINY,
         f"--prompts={prompts}",
         "--decode_steps=1",
         "--arithmetics=portable",

@@ -192,6 +192,19 @@ class TrainingTest(absltest.TestCase):
         self.assertEqual(layer["dead"], [])
         self.assertGreater(min(layer["load"]), 0.03)
 
+  def test_training_again_gave_the_same_bytes(self):
+    record = _read("training_h200.json")
+    self.assertLen(record["earlier_run"], 2)
+    for earlier, run in zip(
+        record["earlier_run"], record["runs"], strict=True
+    ):
+      digests = {
+          name: digest for name, digest in run["record"]["sha256"].items()
+          if name.endswith(".safetensors")
+      }
+      self.assertLen(digests, 2)
+      self.assertEqual(earlier["sha256"], digests)
+
   def test_a_killed_run_went_on_with_the_same_losses(self):
     resume = _read("training_h200.json")["resume"]
     self.assertLen(resume["uninterrupted"], 60)
