@@ -1,6 +1,6 @@
 """Is our Flax decoder the same model as the reference? The main job.
 
-  python -m experiments.conformance                     a trained model that ships
+  python -m experiments.conformance               a trained model that ships
   python -m experiments.conformance --checkpoint=DIR --out=DIR
   python -m experiments.conformance --reference=capsule:DIR
 
