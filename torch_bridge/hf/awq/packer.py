@@ -36,6 +36,7 @@ _COPIED = (
     "chat_template.jinja",
     "generation_config.json",
     "merges.txt",
+    "prompts.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",

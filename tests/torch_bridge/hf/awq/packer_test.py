@@ -142,13 +142,15 @@ class PackTest(packed_models.PackedModelTestCase):
     self.pack(lib.Request(group_size=16, scales="float16"))
     self.assertEqual(self._both()[1].dtype(f"{_GATE}.scales"), "float16")
 
-  def test_copies_the_tokenizer_and_nothing_else(self):
+  def test_copies_tokenizer_and_prompts_and_nothing_else(self):
     self.pack()
     (self.plain / "tokenizer.json").write_text("{}")
+    (self.plain / "prompts.json").write_text("{}")
     (self.plain / "notes.txt").write_text("mine")
     self.folder = self.folder.with_name("again")
     self.pack()
-    self.assertTrue((self.folder / "tokenizer.json").is_file())
+    for name in ("tokenizer.json", "prompts.json"):
+      self.assertTrue((self.folder / name).is_file())
     self.assertFalse((self.folder / "notes.txt").exists())
 
 
