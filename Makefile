@@ -1,5 +1,6 @@
 # make report   the main job on the shipped checkpoint; report in conformance_report/
 # make test     the test suite on a CPU, under 20 minutes on two cores
+# make test-slow   the rest of it, minutes a test; CI runs both
 # make test-gpu the numerics, the modules, the kernels, the golden bits and the
 #               facts of the device, on an accelerator, in the Python that runs
 #               now
@@ -12,13 +13,18 @@ VENV ?= .venv
 OUT ?= conformance_report
 INSTALLED := $(VENV)/installed
 
-.PHONY: report test test-gpu clean
+.PHONY: report test test-slow test-gpu clean
 
 report: $(INSTALLED)
 	@$(VENV)/bin/python -m experiments.conformance --out=$(OUT)
 
 test: $(INSTALLED)
-	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m "not accelerator" tests
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile \
+	  -m "not accelerator and not slow" tests
+
+test-slow: $(INSTALLED)
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile \
+	  -m "slow and not accelerator" tests
 
 test-gpu:
 	@$(PYTHON) -m pytest -q tests/accelerator_test.py tests/numerics \

@@ -10,6 +10,7 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from experiments.support import shipped
 from experiments.training import finish
@@ -63,6 +64,7 @@ class MainJobTest(parameterized.TestCase):
     ids = [p["id"] for p in report["prompts"]]
     self.assertEqual(ids, list(finish.PROMPTS))
 
+  @pytest.mark.slow
   def test_the_tiny_checkpoint_conforms(self):
     done = _run(f"--out={self.out}", _TINY)
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])
@@ -90,6 +92,7 @@ class MainJobTest(parameterized.TestCase):
     ]
     self.assertEmpty(pickles)
 
+  @pytest.mark.slow
   def test_a_short_run_against_eager_ends_with_1_and_replaces_the_report(self):
     prompts = self.folder / "prompts.txt"
     prompts.write_text("why the sheep\n", "utf-8")

@@ -10,6 +10,7 @@ import tempfile
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 import safetensors.numpy
 
 from experiments.support import shipped
@@ -57,6 +58,7 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
     self.assertNotIn("Traceback", done.stderr)
     self.assertFalse((self.folder / "out").exists())
 
+  @pytest.mark.slow
   def test_in_float32_all_bits_are_the_same(self):
     checkpoint = self.folder / "model"
     tiny_deepseek_v4.make(checkpoint, dtype="float32")
@@ -101,6 +103,7 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
         },
     )
 
+  @pytest.mark.slow
   def test_the_release_s_graph_parts_at_a_clause(self):
     prompts = self.folder / "prompts.txt"
     prompts.write_text("The rain\n", "utf-8")
@@ -176,6 +179,7 @@ class DeepseekV4ConformanceTest(absltest.TestCase):
     self.assertEqual(done.returncode, 2, done.stderr[-2000:])
     self.assertIn("is no DeepSeek-V4 model", done.stderr)
 
+  @pytest.mark.slow
   def test_state_paths_are_equal_in_a_short_run(self):
     done = _run("state_paths", "--chunks=4", "--arithmetic=sequential")
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])

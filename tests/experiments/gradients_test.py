@@ -11,6 +11,7 @@ import sys
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from experiments.support import shipped
 
@@ -31,6 +32,7 @@ def _run(*flags):
 
 class GradientsTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_a_step_of_the_shipped_checkpoint_has_the_same_bits(self):
     done = _run("--sequences=1", "--length=4", "--optimizer=sgd")
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])

@@ -12,6 +12,7 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from experiments.support import shipped
 
@@ -55,6 +56,7 @@ class PackedConformanceTest(parameterized.TestCase):
         *flags,
     )
 
+  @pytest.mark.slow
   def test_conforms_and_proves_that_it_ran_packed(self):
     done = self._conformance()
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])

@@ -10,6 +10,7 @@ import tempfile
 
 from absl.testing import absltest
 from absl.testing import parameterized
+import pytest
 
 from moejax.contracts import document
 from moejax.contracts import named_combines
@@ -125,6 +126,7 @@ class VerdictTest(parameterized.TestCase):
     self.assertTrue(all(e["legal"] for e in native["exchanges"]))
 
   @parameterized.parameters("A", "transformers_eager")
+  @pytest.mark.slow
   def test_another_combine_is_beyond_the_native_rule_too(self, combine):
     """Close is not enough where there is a contract."""
     report = _run(combine=combine, arithmetics=("native",)).report

@@ -10,9 +10,9 @@ import pathlib
 import tempfile
 
 from absl.testing import absltest
-from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -73,7 +73,7 @@ def _decoder(folder, arithmetic, implementation, dtype):
   )
 
 
-class DeepseekV4Test(parameterized.TestCase):
+class DeepseekV4Test(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -81,8 +81,14 @@ class DeepseekV4Test(parameterized.TestCase):
 
   # Each compiles some hundred programs, which is most of its time. The faults
   # test has bfloat16 with grouped_mm, the main job float32 with it.
-  @parameterized.parameters(("bfloat16", "eager"), ("float32", "eager"))
-  def test_every_tap_has_the_reference_s_bits(self, dtype, implementation):
+  @pytest.mark.slow
+  def test_every_tap_has_the_reference_s_bits_in_bfloat16(self):
+    self._every_tap("bfloat16", "eager")
+
+  def test_every_tap_has_the_reference_s_bits_in_float32(self):
+    self._every_tap("float32", "eager")
+
+  def _every_tap(self, dtype, implementation):
     tiny_deepseek_v4.save(self.folder, _DTYPES[dtype])
     reference = torch_reference.TransformersReference(
         self.folder, implementation
@@ -105,6 +111,7 @@ class DeepseekV4Test(parameterized.TestCase):
     self.assertEqual(set(found.levels().values()), {"same_bits"})
     self.assertGreater(sum(c.elements for c in found.counts.values()), 1e6)
 
+  @pytest.mark.slow
   def test_native_float32_logits_agree_along_the_reference_s_choices(self):
     tiny_deepseek_v4.save(self.folder, torch.float32)
     reference = torch_reference.TransformersReference(self.folder, "eager")

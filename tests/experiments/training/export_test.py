@@ -9,6 +9,7 @@ import tempfile
 
 from absl.testing import absltest
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -112,6 +113,7 @@ class ExportTest(absltest.TestCase):
       export.check_free(out)
     self._assert_same_model(model, result, out)
 
+  @pytest.mark.slow
   def test_a_trained_deepseek_v4_is_the_same_model_in_transformers(self):
     config = dataclasses.replace(tiny.DEEPSEEK_V4, attentions=("csa", "hca"))
     recipe = dataclasses.replace(tiny.RECIPE, steps=4)

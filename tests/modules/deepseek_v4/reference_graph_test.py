@@ -12,6 +12,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.modules import decoder as nest_lib
@@ -97,6 +98,7 @@ def _entries(state):
 class ReferenceGraphTest(parameterized.TestCase):
 
   @parameterized.parameters(False, True)
+  @pytest.mark.slow
   def test_every_layer_has_the_bits_of_the_plain_decoder(self, quantized):
     feeds = (tiny.TOKENS[:7], tiny.TOKENS[7:])
     steps, state = _run(_contract(quantized), feeds)

@@ -4,6 +4,7 @@ from absl.testing import absltest
 from absl.testing import parameterized
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import named_combines
@@ -54,6 +55,7 @@ def _decoder(parameters):
 
 class PathsTest(parameterized.TestCase):
 
+  @pytest.mark.slow
   def test_at_once_in_chunks_and_one_by_one(self):
     parameters = _parameters()
     decoder = _decoder(parameters)

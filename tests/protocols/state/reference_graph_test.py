@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 
 from moejax.contracts import deepseek_v4 as contract_lib
 from moejax.contracts import refusal
@@ -36,6 +37,7 @@ def _biases():
   }
 
 
+@pytest.mark.slow
 class ReferenceGraphTest(parameterized.TestCase):
 
   @classmethod
