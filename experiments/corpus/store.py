@@ -6,8 +6,8 @@ Layer: experiments.
 from collections.abc import Mapping
 import json
 import pathlib
-import tempfile
 
+from experiments.support import whole_folder
 from moejax.contracts import refusal
 
 DOCUMENT = "corpus.json"
@@ -49,23 +49,7 @@ def write(out: str | pathlib.Path, files: Mapping[str, bytes]) -> None:
   out = pathlib.Path(out).resolve()
   check(out)
   try:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Inside, because a temporary directory is private to its owner.
-    with tempfile.TemporaryDirectory(
-        dir=out.parent, prefix=f".{out.name}."
-    ) as beside:
-      fresh, old = pathlib.Path(beside) / "fresh", pathlib.Path(beside) / "old"
-      fresh.mkdir()
-      for name, content in files.items():
-        (fresh / name).write_bytes(content)
-      if out.exists():
-        out.rename(old)
-      try:
-        fresh.rename(out)
-      except BaseException:
-        if old.exists():
-          old.rename(out)
-        raise
+    whole_folder.replace(out, files)
   except OSError as error:
     raise refusal.HarnessError(
         f"the corpus cannot be written to {out}: {error}."

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import hashlib
 import json
 import pathlib
-import tempfile
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
+from experiments.support import whole_folder
 from experiments.tiny import tokenizer
 
 GENERATED = (
@@ -61,7 +61,7 @@ def make(
   _check_replaceable(out, sources)
   content = {source.name: source.read_bytes() for source in sources}
   content |= _generated(config, tensors, corpus)
-  replace(out, content)
+  whole_folder.replace(out, content)
   digests = {
       name: hashlib.sha256(content[name]).hexdigest() for name in _DECISIVE
   }
@@ -73,35 +73,6 @@ def make(
       ),
       "sha256": digests,
   }
-
-
-def replace(out: pathlib.Path, content: Mapping[str, bytes]) -> None:
-  """Makes a folder of files in the place of whatever stands there.
-
-  The folder is whole or not there: it is written beside its place, and an
-  older one is deleted only after the new one is in place.
-
-  Args:
-    out: The folder; its parents are made.
-    content: {name: bytes}.
-  """
-  out.parent.mkdir(parents=True, exist_ok=True)
-  # The folder itself is made inside, because a temporary directory is private
-  # to its owner and a checkpoint is not.
-  with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as d:
-    fresh, old = pathlib.Path(d) / "fresh", pathlib.Path(d) / "old"
-    fresh.mkdir()
-    for name, data in content.items():
-      (fresh / name).write_bytes(data)
-    if out.exists():
-      out.rename(old)
-    try:
-      fresh.rename(out)
-    except BaseException:
-      # Leaving this block deletes whatever still lies in it.
-      if old.exists():
-        old.rename(out)
-      raise
 
 
 def _check_replaceable(

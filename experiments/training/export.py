@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from experiments.tiny import checkpoint_folder
+from experiments.support import whole_folder
 from experiments.tiny import tokenizer
 from moejax.contracts import refusal
 from moejax.training import models
@@ -124,7 +124,7 @@ def write(out: pathlib.Path, content: Mapping[str, bytes]) -> dict[str, str]:
   """
   check_free(out)
   try:
-    checkpoint_folder.replace(out, content)
+    whole_folder.replace(out, content)
   except OSError as error:
     raise refusal.HarnessError(f"{out} cannot be written: {error}") from error
   return digests(content)
