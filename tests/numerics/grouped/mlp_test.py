@@ -2,7 +2,8 @@
 
 Every form (split, merged, eager; weight before and after fc2) against the dense
 reference, values and finiteness. Most cases share one shape, so that they share
-programs; the others run three forms of the six. Needs no accelerator.
+programs; of the others three forms run here, and all six in a slow test. Needs
+no accelerator.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from moejax.contracts import grouped_mlp
 from moejax.numerics.grouped import mlp as lib
@@ -122,6 +124,27 @@ class FormsTest(parameterized.TestCase):
     cases.assert_right(case, chain="sequential", forms=cases.FORMS[2:4],
                        block_rows=2)
 
+  @pytest.mark.slow
+  @parameterized.named_parameters(
+      ("m07_t100", _ONE(100), 4, 8, 8),
+      ("m07_t129", _ONE(129), 4, 8, 8),
+      ("m07_three_slots", _ONE(128, 3), 4, 8, 8),
+      ("m10_64", _distinct(0, 24, 4, 64), 64, 4, 4),
+      ("m10_128", _distinct(0, 24, 4, 128), 128, 4, 4),
+      ("m11", np.int32([[2] * 5, [0, 1, 2, 0, 1], [1, 1, 0, 2, 2]]), 3, 8, 8),
+      ("m13_no_token", np.zeros((0, 2), np.int32), 4, 8, 8),
+      ("m13_one_token", np.int32([[1, 1]]), 4, 8, 8),
+      ("m13_one_expert", np.zeros((5, 2), np.int32), 1, 8, 8),
+      ("m13_one_slot", np.int32([[3], [0], [0]]), 4, 8, 8),
+      ("m14_1_43", np.int32([[0, 1], [1, 1], [3, 0]]), 4, 1, 43),
+      ("m14_43_16", np.int32([[0, 1], [1, 1], [3, 0]]), 4, 43, 16),
+      ("m14_130_1", np.int32([[0, 1], [1, 1], [3, 0]]), 4, 130, 1),
+  )
+  def test_in_every_form(self, ids, experts, embed, hidden):
+    cases.assert_right(
+        cases.problem(ids, experts=experts, embed=embed, hidden=hidden)
+    )
+
   def test_m16_gates_of_zero_negative_and_tiny(self):
     ids = np.int32([[0, 1], [1, 1], [2, 3], [3, 0], [2, 2], [0, 3]])
     for gates in (0.0, -0.5, 1e-30):
@@ -169,7 +192,8 @@ class FormsTest(parameterized.TestCase):
 
 class NumericsTest(parameterized.TestCase):
 
-  def test_m09_split_and_merged_have_the_same_bits_but_for_dx(self):
+  @parameterized.parameters("before_fc2", "after_fc2")
+  def test_m09_split_and_merged_have_the_same_bits_but_for_dx(self, placement):
     case = cases.problem(
         _ONE(256), embed=128, hidden=64, dtype="bfloat16",
         gates=np.full((256, 2), 0.75),
@@ -178,7 +202,7 @@ class NumericsTest(parameterized.TestCase):
         cases.results(
             case,
             cases.contract_of(
-                "native", (layout, "before_fc2"), clamp_limit=10.0
+                "native", (layout, placement), clamp_limit=10.0
             ),
             layout,
         )
