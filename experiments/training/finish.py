@@ -139,8 +139,12 @@ def _samples(model, recipe, corpus, params) -> list[dict[str, str]]:
       str(corpus.folder / corpus_lib.TOKENIZER)
   )
   prompts = [words.encode(text).ids for text in PROMPTS.values()]
+  room = model.config.max_positions - max(map(len, prompts))
+  if room < 1:
+    return []
   drawn = evaluation.generate(
-      model, params, prompts, _SAMPLE_TOKENS, _TEMPERATURE, recipe.seed
+      model, params, prompts, min(_SAMPLE_TOKENS, room), _TEMPERATURE,
+      recipe.seed,
   )
   return [
       {"prompt": prompt, "text": words.decode(ids)}
