@@ -8,9 +8,8 @@ import pathlib
 _HERE = pathlib.Path(__file__).parents[1]
 _CHECKPOINTS = _HERE / "checkpoints"
 
-# Trained models: what a user compares first.
+# Trained: what a user compares first.
 CHECKPOINT = _CHECKPOINTS / "small_qwen3_moe"
-DEEPSEEK_V4 = _CHECKPOINTS / "small_deepseek_v4"
 PROMPTS = CHECKPOINT / "prompts.json"
 DECODE_STEPS = 16
 

@@ -33,7 +33,7 @@ def _run(*flags):
 class GradientsTest(parameterized.TestCase):
 
   @pytest.mark.slow
-  def test_a_step_of_the_shipped_checkpoint_has_the_same_bits(self):
+  def test_a_step_of_the_tiny_checkpoint_has_the_same_bits(self):
     done = _run("--sequences=1", "--length=4", "--optimizer=sgd")
     self.assertEqual(done.returncode, 0, done.stderr[-2000:])
     last = json.loads(done.stdout.rstrip("\n").split("\n")[-1])
